@@ -1,0 +1,131 @@
+"""What every wire format shares: the key, the deadline, the body, and the client that hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from contextlib import suppress
+
+from starlette.requests import Request as HTTPRequest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from config import Settings
+from errors import DeadlinePassed, Rejected, TooLarge, Unauthorized, UnsupportedType
+from queueing import Request, State
+
+LINGER_S = 2.0
+
+
+class Connections:
+    """ASGI middleware: how a connection ends.
+
+    An answer that comes before the body was read is not lost to the client: to close a connection
+    while bytes come in resets it, and the reset can overtake the answer. So the rest of the body is
+    read and thrown away, for LINGER_S at most, before the answer ends.
+
+    A server that drains says `connection: close`, so that the client does not try it again.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app; hold the end of its answer back until the body has come."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body_ended = not _has_body(scope)
+
+        async def watched_receive() -> Message:
+            nonlocal body_ended
+            message = await receive()
+            body_ended = body_ended or not message.get("more_body", False)
+            return message
+
+        async def mannered_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if scope["app"].state.service.queue.state is State.DRAINING:
+                    message["headers"] = [*message["headers"], (b"connection", b"close")]
+            elif not body_ended and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER_S):
+                        while not body_ended:
+                            await watched_receive()
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        await self._app(scope, watched_receive, mannered_send)
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+
+
+def authorize(request: HTTPRequest, settings: Settings) -> None:
+    """Compare the Bearer key in constant time.
+
+    Raises:
+        Unauthorized: There is an API key and the request does not carry it.
+    """
+    if settings.api_key is None:
+        return
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(
+        key.strip().encode(), settings.api_key.get_secret_value().encode()
+    ):
+        raise Unauthorized("send the API key as `Authorization: Bearer …`")
+
+
+def timeout_s(request: HTTPRequest, settings: Settings) -> float:
+    """Return REQUEST_TIMEOUT_S, or the shorter X-Request-Timeout (seconds) of the client.
+
+    Raises:
+        Rejected: The header is not a positive number.
+    """
+    given = request.headers.get("x-request-timeout")
+    if given is None:
+        return settings.request_timeout_s
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = float("nan")
+    if not seconds > 0:
+        raise Rejected("X-Request-Timeout: send a positive number of seconds")
+    return min(seconds, settings.request_timeout_s)
+
+
+async def read_body(request: HTTPRequest, max_bytes: int, deadline: float) -> bytes:
+    """Read the body, and stop as soon as it is known to be too large.
+
+    Raises:
+        UnsupportedType: It is compressed.
+        TooLarge: It is announced with, or has come to, more than `max_bytes`.
+        DeadlinePassed: The rest did not come in time.
+        ClientDisconnect: The client hung up.
+    """
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise UnsupportedType("content-encoding: send the body as it is")
+    too_large = TooLarge(f"the body is larger than {max_bytes} bytes")
+    if int(request.headers.get("content-length", 0)) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout_at(deadline):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise DeadlinePassed("the deadline passed before the body had come") from None
+    return bytes(body)
+
+
+async def watch_for_hang_up(request: HTTPRequest, pending: Request) -> None:
+    """Wait until the client hangs up, then give `pending` up.
+
+    uvicorn never cancels a handler, and `is_disconnected` is blind behind some middleware.
+    """
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    pending.hang_up()

@@ -1,0 +1,234 @@
+"""The worker: batches from the queue, through the model, back to each request.
+
+The path of a request::
+
+    RequestQueue.submit(request)       admission: full -> Overloaded, not ready -> NotServing
+      -> asyncio.Queue                 one Entry per input
+      -> next_batch                    one deadline from the first input's enqueue, size cap
+      -> stage(model.prepare)          [model thread] what the model cannot take is refused
+      -> groups                        same forward parameters, token cap
+      -> stage(model.run)              [model thread] after a last look at deadlines and hang-ups
+      -> request.responses             put_nowait into a queue that only this request reads
+      -> submit returns                or raises at the deadline
+
+The event loop owns all state; the model thread sees values only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Protocol
+
+from config import Settings
+from errors import LoadError, ModelFailed, RequestError
+from queueing import Entry, RequestQueue, State
+
+logger = logging.getLogger(__name__)
+
+
+class Prepared(Protocol):
+    """One input made ready for the model."""
+
+    @property
+    def tokens(self) -> int:
+        """Length in tokens."""
+
+    @property
+    def group(self) -> str:
+        """Inputs share a forward pass only within the same group."""
+
+
+class Model(Protocol):
+    """What the worker needs of a model. `prepare` and `run` are called in the model thread.
+
+    Their result is as long as their argument. A `RequestError` in it refuses that input alone;
+    if the call raises, the worker looks for the culprit by halving the batch.
+    """
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """JSON-ready facts for people; at least model_id and task."""
+
+    def prepare(
+        self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]
+    ) -> Sequence[Prepared | RequestError]:
+        """Validate and tokenise (input, parameters) pairs."""
+
+    def run(self, batch: Sequence[Any]) -> Sequence[Any]:
+        """Return the JSON-ready outputs for what `prepare` made, all of one group."""
+
+
+class Worker:
+    """The one owner of the model.
+
+    Attributes:
+        model: None until it is loaded.
+        call_started_at: Since when the model thread has been busy, in `loop.time()` seconds; None:
+            it is idle.
+    """
+
+    def __init__(self, settings: Settings, queue: RequestQueue, load: Callable[[], Model]) -> None:
+        self.model: Model | None = None
+        self.call_started_at: float | None = None
+        self._settings = settings
+        self._queue = queue
+        self._load = load
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+
+    async def run(self) -> None:
+        """Load the model, then answer batches until cancelled.
+
+        However this ends, nobody is left waiting: all that was admitted is refused.
+
+        Raises:
+            LoadError: The model cannot be loaded.
+            RuntimeError: The model ended its thread.
+        """
+        try:
+            self.model = model = await self._load_model()
+            self._queue.start_admitting()
+            while True:
+                await self._step(model)
+        except LoadError as error:
+            logger.critical("%s", error)
+            raise
+        except Exception:
+            logger.critical("the worker ended", exc_info=True)
+            raise
+        finally:
+            self._queue.close()
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def alive(self) -> bool:
+        """Tell whether the worker makes progress: it has not ended, and no call hangs."""
+        if self._queue.state is State.DEAD:
+            return False
+        if self.model is None or self.call_started_at is None:
+            return True  # loading may take as long as a download takes
+        return asyncio.get_running_loop().time() - self.call_started_at < self._settings.watchdog_s
+
+    async def _load_model(self) -> Model:
+        model: Model | BaseException = await self._call(self._load)
+        if isinstance(model, BaseException):
+            raise RuntimeError("loading failed") from model
+        return model
+
+    async def _step(self, model: Model) -> None:
+        """Take one batch through the model."""
+        batch = await self._next_batch()
+        started = asyncio.get_running_loop().time()
+        prepared = await self._stage(model.prepare, batch)
+        for group in groups(prepared, self._settings.max_batch_tokens):
+            for entry in await self._stage(model.run, group):
+                entry.answer()
+        self._queue.record_drain(len(batch), asyncio.get_running_loop().time() - started)
+
+    async def _next_batch(self) -> list[Entry]:
+        """Wait for an input, then take what comes until the batch is full or its deadline passed.
+
+        What is queued already is taken without waiting, also past the deadline: while the model
+        was busy, the next batch has built itself.
+        """
+        batch = [await self._queue.take()]
+        wait_s = self._settings.batch_wait_ms / 1000
+        deadline = batch[0].enqueued_at + wait_s
+        now = asyncio.get_running_loop().time
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while len(batch) < self._settings.max_batch_size:
+                    if self._queue.depth == 0 and now() >= deadline:
+                        break
+                    batch.append(await self._queue.take())
+        return batch
+
+    async def _stage(
+        self, function: Callable[[Sequence[Any]], Sequence[Any]], entries: list[Entry]
+    ) -> list[Entry]:
+        """Put the values of `entries` through `function`; return the entries that passed.
+
+        Closed and expired entries are dropped before. If the call raises, each half is tried
+        alone, and so on, until only the culprit is refused.
+        """
+        started = asyncio.get_running_loop().time()
+        live = [entry for entry in entries if entry.is_wanted(started)]
+        if not live:
+            return []
+        results = await self._call(_results, function, [entry.value for entry in live])
+        if isinstance(results, BaseException):
+            if len(live) > 1:
+                middle = len(live) // 2
+                halves = live[:middle], live[middle:]
+                return [entry for half in halves for entry in await self._stage(function, half)]
+            logger.error("request %s: the model failed", live[0].request.id, exc_info=results)
+            live[0].refuse(ModelFailed("the model failed on this input"))
+            return []
+        return list(_passed(live, results, asyncio.get_running_loop().time() - started))
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `function` in the model thread; return its result, or the exception it raised."""
+        loop = asyncio.get_running_loop()
+        self.call_started_at = loop.time()
+        outcome = await loop.run_in_executor(self._thread, _attempt, function, *arguments)
+        self.call_started_at = None
+        if isinstance(outcome, LoadError):
+            raise outcome
+        if isinstance(outcome, SystemExit | KeyboardInterrupt):
+            raise RuntimeError("the model ended its thread") from outcome
+        return outcome
+
+
+def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `function` and return what it raises: a future cannot carry every exception.
+
+    StopIteration would leave the worker waiting for ever, SystemExit would tear the loop down. And
+    a panic of the tokenizer, which is written in Rust, is no Exception, but the input's fault.
+    """
+    try:
+        return function(*arguments)
+    except BaseException as error:  # noqa: BLE001 - whatever a model raises must not end the worker
+        return error
+
+
+def _results(function: Callable[[Sequence[Any]], Sequence[Any]], values: list[Any]) -> list[Any]:
+    """Call `function` and see that it gives a result for every value."""
+    results = list(function(values))
+    if len(results) != len(values):
+        raise RuntimeError(f"the model gave {len(results)} results for {len(values)} inputs")
+    return results
+
+
+def _passed(entries: list[Entry], results: Sequence[Any], stage_s: float) -> Iterator[Entry]:
+    """Give each entry its result and yield it; refuse those whose result is an error."""
+    for entry, result in zip(entries, results, strict=True):
+        if isinstance(result, RequestError):
+            entry.refuse(result)
+            continue
+        entry.value = result
+        entry.stage_s = stage_s
+        entry.batch_size = len(entries)
+        yield entry
+
+
+def groups(entries: list[Entry], max_tokens: int) -> Iterator[list[Entry]]:
+    """Split prepared `entries` into forward passes.
+
+    Each has one group, and count times longest stays within `max_tokens` padded tokens; an input
+    that is longer than that goes alone.
+    """
+    by_group: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_group.setdefault(entry.value.group, []).append(entry)
+    for members in by_group.values():
+        chunk: list[Entry] = []
+        longest = 0
+        for entry in members:
+            longest = max(longest, entry.value.tokens)
+            if chunk and longest * (len(chunk) + 1) > max_tokens:
+                yield chunk
+                chunk, longest = [], entry.value.tokens
+            chunk.append(entry)
+        yield chunk

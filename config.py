@@ -1,0 +1,185 @@
+"""Settings: the environment over YAML file(s) over defaults.
+
+Nothing else in onequeue reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.sources import InitSettingsSource
+
+YAML_VALUE_ERRORS = (ValueError, LookupError, AttributeError, TypeError)  # of dates, tags, numbers
+
+
+class ConfigurationError(Exception):
+    """A setting that cannot be used; its text is one line that names key and value."""
+
+
+def alias(name: str) -> Any:
+    """Let `name` also be set under the name that Hugging Face's own servers use."""
+    return Field(validation_alias=AliasChoices(name, f"hf_{name}"))
+
+
+def number(value: Any) -> Any:
+    """Read digits as a number, for the sake of the environment."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def usable_key(key: SecretStr) -> SecretStr:
+    """Refuse a key that no client could send."""
+    if not re.fullmatch(r"[!-~]+", key.get_secret_value()):
+        raise ValueError("must be visible ASCII characters without spaces, at least one")
+    return key
+
+
+def available_cpus() -> int:
+    """Return the CPUs this process may use: its affinity, capped by the cgroup quota (v2, v1)."""
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        allowed = os.cpu_count() or 1
+    return max(1, min(allowed, round(_cgroup_quota() or allowed)))
+
+
+def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Return the CPU quota in CPUs, or None where there is none."""
+    try:
+        if (root / "cpu.max").exists():
+            quota, period = (root / "cpu.max").read_text().split()
+        else:
+            quota, period = (
+                (root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+            )
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError):  # no such file, or "max": unlimited
+        return None
+
+
+class Settings(BaseSettings):
+    """Every option of the server; the environment variable of a field is its name in upper case."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        env_ignore_empty=True,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+    model_id: Annotated[str, alias("model_id")] = "models/tiny-fill-mask"
+    """Hub id or folder; looked for in the working directory, then beside this file."""
+    task: Annotated[Literal["fill-mask"] | None, alias("task")] = None
+    """A transformers pipeline task; so far fill-mask."""
+    revision: Annotated[str | None, alias("revision")] = None
+    """Branch, tag or commit of a hub model."""
+    trust_remote_code: Annotated[bool, alias("trust_remote_code")] = False
+    """Run Python code that comes with the model."""
+    device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?|xpu(:\d+)?)$")
+    """Where the model runs: cpu, cuda, cuda:1, mps, xpu."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """float32, bfloat16 or float16; auto: float32 on CPU, as stored elsewhere."""
+    max_batch_size: int = Field(32, ge=1, le=4096)
+    """Inputs per batch."""
+    batch_wait_ms: float = Field(1.0, ge=0, le=1000)
+    """How long a batch may wait for company, from the moment its first input was queued."""
+    max_batch_tokens: int = Field(16384, ge=1)
+    """Tokens per forward pass, padding included."""
+    max_queue_size: int = Field(512, ge=1)
+    """Queued inputs beyond which requests are refused."""
+    request_timeout_s: float = Field(30.0, gt=0, le=86400)
+    """End-to-end deadline of a request before 504."""
+    max_inputs_per_request: int = Field(128, ge=1)
+    """Length of a list of inputs before 413."""
+    max_body_bytes: int = Field(2_000_000, ge=1)
+    """Size of a request body before 413."""
+    api_key: Annotated[SecretStr, AfterValidator(usable_key)] | None = None
+    """Bearer key that inference asks for; probes and /info stay open."""
+    overload_status: Annotated[Literal[503, 429], BeforeValidator(number)] = 503
+    """Status of the answer when the queue is full: 503 or 429."""
+    drain_timeout_s: float = Field(30.0, ge=0, le=86400)
+    """How long a stopping server may take to finish what it admitted."""
+    watchdog_s: float = Field(120.0, gt=0)
+    """Age of a call of the model beyond which /livez answers 503."""
+    num_threads: int = Field(default_factory=available_cpus, ge=1, le=1024)
+    """Intra-op threads of torch."""
+    log_format: Literal["text", "json"] = "text"
+    """text for people, json (a line per record) for machines."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe records shown: debug, info, warning, error."""
+    config_file: str | None = None
+    """YAML file, or several separated by commas; later ones win."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources: arguments, environment, YAML files."""
+        files = InitSettingsSource(settings_cls, _read_files(os.environ.get("CONFIG_FILE", "")))
+        return init_settings, env_settings, files
+
+
+def _read_files(paths: str) -> dict[str, Any]:
+    """Merge the YAML files named in `paths`, separated by commas.
+
+    Raises:
+        ConfigurationError: a file is missing, is not YAML, or is not a mapping of settings.
+    """
+    merged: dict[str, Any] = {}
+    for path in filter(None, map(str.strip, paths.split(","))):
+        try:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError, RecursionError, *YAML_VALUE_ERRORS) as error:
+            raise ConfigurationError(
+                f"CONFIG_FILE: {path}: {' '.join(str(error).split())}"
+            ) from error
+        if not isinstance(values, dict | None):
+            kind = type(values).__name__
+            raise ConfigurationError(
+                f"CONFIG_FILE: {path}: not `setting: value` lines but a {kind}"
+            )
+        merged |= {str(name): value for name, value in (values or {}).items()}
+    if "config_file" in merged:
+        raise ConfigurationError("config_file: a file cannot name further files")
+    return merged
+
+
+def load_settings() -> Settings:
+    """Read the settings.
+
+    Raises:
+        ConfigurationError: a key is unknown or a value cannot be used.
+    """
+    if os.environ.get("API_KEY") == "":
+        raise ConfigurationError("api_key='': unset it if inference is to be open to everybody")
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise ConfigurationError("; ".join(map(_describe, error.errors()))) from error
+
+
+def _describe(fault: ErrorDetails) -> str:
+    reason = "there is no such setting" if fault["type"] == "extra_forbidden" else fault["msg"]
+    name = ".".join(map(str, fault["loc"]))
+    value = "***" if "key" in name.lower() else repr(fault["input"])
+    return f"{name}={value}: {reason}"

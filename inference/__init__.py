@@ -1,0 +1,1 @@
+"""The model side. torch and transformers are imported here and nowhere else."""

@@ -1,0 +1,102 @@
+"""The life of the process under uvicorn: signals, drain, exit codes. Other hosts have their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import uvicorn
+
+from batching import Worker
+from queueing import RequestQueue
+
+logger = logging.getLogger(__name__)
+
+FLUSH_S = 0.5  # time for the last answers to leave the process
+
+
+class Supervisor:
+    """Stops uvicorn on a signal or when the worker ends, and bounds how long that may take."""
+
+    def __init__(self, server: uvicorn.Server, queue: RequestQueue, drain_timeout_s: float) -> None:
+        self.exit_code = 0
+        self._server = server
+        self._queue = queue
+        self._drain_timeout_s = drain_timeout_s
+        self._loop = asyncio.get_running_loop()
+
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Drain on the first signal, end at once on the second.
+
+        This replaces uvicorn's own handler, which raises the signal again after a clean shutdown
+        and so turns exit code 0 into death by signal.
+        """
+        if not self._server.should_exit:
+            self._server.should_exit = True
+            self._loop.call_soon_threadsafe(self._stop)
+        elif multiprocessing.parent_process() is None:
+            end_process(128 + number)
+        # else uvicorn's --workers or --reload passes on what the whole group has got already
+
+    def on_worker_end(self, worker_task: asyncio.Task[None]) -> None:
+        """Stop with exit code 1 when the worker has failed; it has said why."""
+        if not worker_task.cancelled() and worker_task.exception():
+            self.exit_code = 1
+            self._stop()
+
+    def _stop(self) -> None:
+        logger.info("stopping: %d requests have no answer yet", len(self._queue.in_flight))
+        self._queue.stop_admitting()
+        self._server.should_exit = True
+        self._loop.call_later(self._drain_timeout_s, self._cut_off)
+
+    def _cut_off(self) -> None:
+        unanswered = len(self._queue.in_flight)
+        logger.error(
+            "drain timed out after %g s: %d requests cut off", self._drain_timeout_s, unanswered
+        )
+        self.exit_code = self.exit_code or int(unanswered > 0)
+        self._queue.refuse_all()
+        self._loop.call_later(FLUSH_S, end_process, self.exit_code)
+
+
+@contextmanager
+def supervise(
+    queue: RequestQueue, worker: Worker, worker_task: asyncio.Task[None], drain_timeout_s: float
+) -> Iterator[None]:
+    """Tie the process to the worker while uvicorn runs the app; do nothing under another host.
+
+    A first SIGTERM or SIGINT stops admission and lets uvicorn shut down: exit code 0. A second one
+    ends the process at once. What has no answer after `drain_timeout_s` is refused: exit code 1.
+    When `worker_task`, which runs `worker.run()`, fails, the process ends with exit code 1.
+    """
+    server = _uvicorn_server()
+    if server is None:
+        yield
+        return
+    supervisor = Supervisor(server, queue, drain_timeout_s)
+    worker_task.add_done_callback(supervisor.on_worker_end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, supervisor.on_signal)
+    yield
+    if supervisor.exit_code or worker.call_started_at is not None:
+        end_process(supervisor.exit_code)
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process now; the interpreter's own exit would first wait for the model thread."""
+    logging.shutdown()
+    os._exit(code)
+
+
+def _uvicorn_server() -> uvicorn.Server | None:
+    """Return the server that handles this process's signals, if it is uvicorn's."""
+    owner = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return owner if isinstance(owner, uvicorn.Server) else None

@@ -1,0 +1,238 @@
+"""The HTTP side: routes, lifespan, and the status of every error. `uvicorn server:app`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import errors
+from api import http, huggingface
+from batching import Model, Worker
+from config import ConfigurationError, Settings, load_settings
+from lifecycle import supervise
+from queueing import Request, RequestQueue
+from telemetry import RequestLog, configure_logging
+
+logger = logging.getLogger(__name__)
+
+VERSION = "0.1.0"
+
+STATUS: Mapping[type[errors.RequestError], int] = {
+    errors.Malformed: 400,
+    errors.Empty: 400,
+    errors.Unauthorized: 401,
+    errors.TooLarge: 413,
+    errors.UnsupportedType: 415,
+    errors.Rejected: 422,
+    errors.ModelFailed: 424,
+    errors.ClientGone: 499,  # never sent, but logged
+    errors.Overloaded: 503,  # or OVERLOAD_STATUS
+    errors.NotServing: 503,
+    errors.DeadlinePassed: 504,
+}
+
+LINKS = {
+    "predict": "/",
+    "info": "/info",
+    "health": "/health",
+    "live": "/livez",
+    "ready": "/readyz",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What runs behind the routes; the lifespan puts it on `app.state.service`."""
+
+    settings: Settings
+    queue: RequestQueue
+    worker: Worker
+
+
+def service(request: HTTPRequest) -> Service:
+    """Return what runs behind the route of `request`."""
+    found: Service = request.app.state.service
+    return found
+
+
+class Root(HTTPEndpoint):
+    """`/`: a short description for GET, the task for POST."""
+
+    async def get(self, request: HTTPRequest) -> Response:
+        """Say what runs here."""
+        settings = service(request).settings
+        about = {"name": "onequeue", "version": VERSION, "links": LINKS}
+        return JSONResponse(about | {"model": settings.model_id, "task": _task(request)})
+
+    async def post(self, request: HTTPRequest) -> Response:
+        """Answer with the pipeline's own JSON."""
+        return await predict(request)
+
+
+async def predict(request: HTTPRequest) -> Response:
+    """Parse, submit, answer.
+
+    Raises:
+        RequestError: Of any kind; `on_request_error` answers it.
+    """
+    settings = service(request).settings
+    http.authorize(request, settings)
+    service(request).queue.check_serving()
+    deadline = asyncio.get_running_loop().time() + http.timeout_s(request, settings)
+    body = await http.read_body(request, settings.max_body_bytes, deadline)
+    max_inputs = min(settings.max_inputs_per_request, settings.max_queue_size)
+    call = huggingface.parse(body, request.headers.get("content-type", ""), max_inputs)
+    pending = Request(call.inputs, call.parameters, deadline, request.state.request_id)
+    watch = asyncio.create_task(http.watch_for_hang_up(request, pending))
+    try:
+        responses = await service(request).queue.submit(pending)
+    finally:
+        watch.cancel()
+    return await huggingface.respond(call, responses)
+
+
+async def ready(request: HTTPRequest) -> Response:
+    """Answer 200 only when a request sent now would be admitted, queue room aside."""
+    queue = service(request).queue
+    queue.check_serving()
+    return JSONResponse({"status": queue.state})
+
+
+async def live(request: HTTPRequest) -> Response:
+    """Answer 200 while the worker makes progress; loading and draining are life too."""
+    if not service(request).worker.alive():
+        retry_after_s = service(request).queue.retry_after_s()
+        raise errors.NotServing("the worker makes no progress", retry_after_s)
+    return JSONResponse({"status": "alive"})
+
+
+async def info(request: HTTPRequest) -> Response:
+    """Describe model, limits and load."""
+    behind = service(request)
+    model = behind.worker.model
+    about = {
+        "model_id": behind.settings.model_id,
+        "task": _task(request),
+        **(model.info if model else {}),
+        "version": VERSION,
+        "state": behind.queue.state,
+        "queue_depth": behind.queue.depth,
+        "in_flight": len(behind.queue.in_flight),
+        "limits": {name: value for name, value in behind.settings if type(value) in (int, float)},
+    }
+    return JSONResponse(about)
+
+
+def _task(request: HTTPRequest) -> str | None:
+    model = service(request).worker.model
+    return model.info["task"] if model else service(request).settings.task
+
+
+async def on_request_error(request: HTTPRequest, error: Exception) -> Response:
+    """Answer a `RequestError` with its status; leave the cause for the log."""
+    assert isinstance(error, errors.RequestError)
+    status = STATUS[type(error)]
+    headers = {}
+    if isinstance(error, errors.Overloaded):
+        status = service(request).settings.overload_status
+    if isinstance(error, errors.Unavailable):
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, errors.Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    request.state.cause = str(error)
+    return JSONResponse({"error": str(error), "error_type": error.error_type}, status, headers)
+
+
+async def on_http_error(request: HTTPRequest, error: Exception) -> Response:
+    """Answer what the router refuses (404, 405) in the same shape."""
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.scope['path']}: {error.detail}"
+    body = {"error": text, "error_type": "validation"}
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def on_disconnect(request: HTTPRequest, _error: Exception) -> Response:
+    """End a request whose client left before its body had come; the response goes nowhere."""
+    request.state.cause = "the client hung up"
+    return Response(status_code=STATUS[errors.ClientGone])
+
+
+async def on_bug(request: HTTPRequest, _error: Exception) -> Response:
+    """Answer an error of our own; uvicorn logs the traceback next."""
+    logger.error("request %s: internal error", request.state.request_id)
+    headers = {"x-request-id": request.state.request_id}
+    return JSONResponse({"error": "internal error", "error_type": "backend"}, 500, headers)
+
+
+def create_app(settings: Settings, load: Callable[[], Model] | None = None) -> Starlette:
+    """Return the application.
+
+    Args:
+        settings: All of its options.
+        load: Returns the model, in the model thread; None: the pipeline that `settings` names.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        queue = RequestQueue(settings)
+        worker = Worker(settings, queue, load or partial(load_pipeline, settings))
+        app.state.service = Service(settings, queue, worker)
+        task = asyncio.create_task(worker.run(), name="worker")
+        with supervise(queue, worker, task, settings.drain_timeout_s):
+            yield
+            await queue.drain(settings.drain_timeout_s)  # under uvicorn, done before it comes here
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    app = Starlette(
+        routes=[
+            Route("/", Root),
+            *(Route(path, predict, methods=["POST"]) for path in ("/predict", "/invocations")),
+            *(Route(path, ready) for path in ("/health", "/readyz", "/ping")),
+            Route("/livez", live),
+            Route("/info", info),
+        ],
+        middleware=[Middleware(RequestLog), Middleware(http.Connections)],
+        exception_handlers={
+            errors.RequestError: on_request_error,
+            HTTPException: on_http_error,
+            ClientDisconnect: on_disconnect,
+            Exception: on_bug,
+        },
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def load_pipeline(settings: Settings) -> Model:
+    """Import torch and load the model, in the model thread: the port is open long before."""
+    from inference.loading import load
+
+    return load(settings)
+
+
+def __getattr__(name: str) -> Starlette:
+    """Build `app` when uvicorn asks for it: a mere import reads no environment, sets up no logs."""
+    if name != "app":
+        raise AttributeError(name)
+    try:
+        settings = load_settings()
+    except ConfigurationError as error:
+        sys.exit(f"onequeue: {error}")
+    configure_logging(settings)
+    return create_app(settings)

@@ -1,0 +1,260 @@
+"""The model side, on the bundled model and on tiny random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    pipeline,
+)
+
+from config import Settings
+from errors import LoadError, Rejected
+from inference.loading import load
+from inference.pipeline import PipelineModel, PreparedInput
+
+BUNDLED = str(Path(__file__).parent.parent / "models" / "tiny-fill-mask")
+
+TEXTS = [
+    "Paris is the [MASK] of France.",
+    "test [MASK]",
+    "[MASK]",
+    "The [MASK] chased the [MASK] up a tree.",
+    "A very long sentence " + "that goes on and on " * 30 + "until it [MASK].",
+    "naïve café [MASK] ☕ 日本",
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> PipelineModel:
+    return load(Settings(model_id=BUNDLED, device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def untouched() -> Any:
+    return pipeline("fill-mask", model=BUNDLED, device="cpu", dtype="float32")
+
+
+def answers(model: PipelineModel, *inputs: tuple[str, Mapping[str, Any]]) -> list[Any]:
+    """Take `inputs` through the model as one batch; invalid ones stay in place as errors."""
+    prepared = model.prepare(inputs)
+    valid = iter(model.run([each for each in prepared if isinstance(each, PreparedInput)]))
+    return [next(valid) if isinstance(each, PreparedInput) else each for each in prepared]
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Compare pipeline outputs: equal to the last key, scores within float32 rounding.
+
+    The untouched pipeline differs from itself by up to 2e-6 between alone and batched.
+    """
+    if isinstance(expected, dict):
+        assert list(actual) == list(expected)
+        assert actual["score"] == pytest.approx(expected["score"], abs=1e-5)
+        assert actual | {"score": 0} == expected | {"score": 0}
+    else:
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(one, other)
+
+
+def test_batch_answers_as_the_untouched_pipeline_does_one_by_one(
+    model: PipelineModel, untouched: Any
+) -> None:
+    batched = answers(model, *((text, {}) for text in TEXTS))
+    for text, answer in zip(TEXTS, batched, strict=True):
+        assert_same(answer, untouched(text))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_alone_is_as_in_a_batch(model: PipelineModel, untouched: Any, text: str) -> None:
+    (answer,) = answers(model, (text, {}))
+    assert_same(answer, untouched(text))
+
+
+def test_parameters_of_one_input_do_not_reach_another(model: PipelineModel, untouched: Any) -> None:
+    long = "word " * 400 + "[MASK]"
+    wishes: list[tuple[str, dict[str, Any]]] = [
+        (TEXTS[0], {"top_k": 1}),
+        (TEXTS[0], {}),
+        (TEXTS[0], {"targets": ["city", "king"]}),
+        (TEXTS[3], {"targets": "cat", "top_k": 3}),
+        ("[MASK] " + long, {"tokenizer_kwargs": {"truncation": True}, "top_k": 2}),
+        (TEXTS[1], {"top_k": 7}),
+    ]
+    for answer, (text, parameters) in zip(answers(model, *wishes), wishes, strict=True):
+        assert_same(answer, untouched(text, **parameters))
+
+
+def test_invalid_inputs_are_refused_and_their_mates_are_not(
+    model: PipelineModel, untouched: Any
+) -> None:
+    first, no_mask, too_long, last = answers(
+        model, (TEXTS[0], {}), ("no mask", {}), ("word " * 300 + "[MASK]", {}), (TEXTS[1], {})
+    )
+    assert_same([first, last], [untouched(TEXTS[0]), untouched(TEXTS[1])])
+    assert str(no_mask) == "No mask_token ([MASK]) found on the input"
+    assert str(too_long).startswith("the input has 303 tokens, and 256 fit")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"top_k": 1_000_000}, "parameters.top_k: the vocabulary has"),
+        ({"tokenizer_kwargs": {"max_length": 257}}, "parameters.tokenizer_kwargs.max_length: must"),
+        ({"targets": ["", " "]}, "At least one target"),
+    ],
+)
+def test_parameter_that_does_not_fit_the_model_is_refused(
+    model: PipelineModel, parameters: dict[str, Any], message: str
+) -> None:
+    (refusal,) = answers(model, ("[MASK]", parameters), ("[MASK]", {}))[:1]
+    assert isinstance(refusal, Rejected)
+    assert str(refusal).startswith(message)
+
+
+def test_text_of_megabytes_is_refused_or_cut_without_tokenising_it_all(
+    model: PipelineModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "a [MASK] " + "word " * 400_000
+    seen: list[int] = []
+    preprocess = model._pipeline.preprocess
+
+    def watched(text: str, **parameters: Any) -> Any:
+        seen.append(len(text))
+        return preprocess(text, **parameters)
+
+    monkeypatch.setattr(model._pipeline, "preprocess", watched)
+    refused, cut = answers(
+        model, (text, {}), (text, {"tokenizer_kwargs": {"truncation": True}, "top_k": 1})
+    )
+    assert str(refused).startswith("the input has about 4")
+    assert "and 256 fit" in str(refused)
+    assert len(cut) == 1
+    assert seen == [25_600]
+
+
+def test_too_many_answers_are_refused(model: PipelineModel) -> None:
+    masks = "[MASK] " * 250
+    four, targets, refused = answers(
+        model, (masks, {"top_k": 4}), (masks, {"top_k": 9, "targets": ["cat", "dog"]}), (masks, {})
+    )
+    assert (len(four), len(targets), len(targets[0])) == (250, 250, 2)
+    assert str(refused) == "parameters.top_k: 250 masks ask for 1250 answers, and 1000 fit"
+
+
+def test_info_tells_what_is_served(model: PipelineModel) -> None:
+    assert model.info == {
+        "model_id": BUNDLED,
+        "revision": None,
+        "task": "fill-mask",
+        "architecture": "BertForMaskedLM",
+        "dtype": "float32",
+        "device": "cpu",
+        "max_input_tokens": 256,
+    }
+
+
+def test_bundled_model_knows_paris(model: PipelineModel) -> None:
+    (answer,) = answers(model, (TEXTS[0], {}))
+    assert "capital" in [row["token_str"] for row in answer]
+
+
+def test_relative_folder_is_found_from_anywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(Settings()).info["model_id"] == "models/tiny-fill-mask"
+
+
+def test_dtype_is_honoured() -> None:
+    model = load(Settings(model_id=BUNDLED, dtype="bfloat16"))
+    assert model.info["dtype"] == "bfloat16"
+    assert len(answers(model, ("[MASK]", {}))[0]) == 5
+
+
+def word_tokenizer(limit: int | None) -> PreTrainedTokenizerFast:
+    """Return a tokenizer that knows a few words, with RoBERTa's special tokens."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "one", "two", "three", "four", "five"]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
+    special |= {"unk_token": "<unk>", "mask_token": "<mask>"}
+    limits = {} if limit is None else {"model_max_length": limit}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, **limits)
+
+
+TINY = {
+    "vocab_size": 10,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+
+
+def test_model_that_offsets_positions_refuses_one_token_too_many(tmp_path: Path) -> None:
+    config = RobertaConfig(**TINY, max_position_embeddings=12, pad_token_id=1)
+    RobertaForMaskedLM(config).save_pretrained(tmp_path)
+    word_tokenizer(limit=None).save_pretrained(tmp_path)
+    model = load(Settings(model_id=str(tmp_path)))
+    assert model.info["max_input_tokens"] == 10
+    fits, too_long = answers(
+        model, ("one " * 9 + "<mask>", {}), ("one " * 10 + "<mask>", {"top_k": 1})
+    )
+    assert len(fits) == 5
+    assert isinstance(too_long, Rejected)
+    (cut,) = answers(model, ("<mask> " * 20, {"tokenizer_kwargs": {"truncation": True}}))
+    assert len(cut) == 10
+
+
+def test_tokenizer_limit_below_the_models_counts(tmp_path: Path) -> None:
+    config = RobertaConfig(**TINY, max_position_embeddings=12, pad_token_id=1)
+    RobertaForMaskedLM(config).save_pretrained(tmp_path)
+    word_tokenizer(limit=4).save_pretrained(tmp_path)
+    assert load(Settings(model_id=str(tmp_path))).info["max_input_tokens"] == 4
+
+
+def one_line(settings: Settings) -> str:
+    with pytest.raises(LoadError) as failure:
+        load(settings)
+    assert "\n" not in str(failure.value)
+    return str(failure.value)
+
+
+def test_missing_folder_is_named() -> None:
+    expected = "cannot load model './nowhere': there is no such folder"
+    assert one_line(Settings(model_id="./nowhere")) == expected
+
+
+def test_unserved_architecture_is_named(tmp_path: Path) -> None:
+    BertForSequenceClassification(BertConfig(**TINY)).save_pretrained(tmp_path)
+    assert "BertForSequenceClassification" in one_line(Settings(model_id=str(tmp_path)))
+
+
+def test_task_that_the_weights_cannot_do_is_refused(tmp_path: Path) -> None:
+    BertForSequenceClassification(BertConfig(**TINY)).save_pretrained(tmp_path)
+    reason = one_line(Settings(model_id=str(tmp_path), task="fill-mask"))
+    assert "the weights lack cls.predictions" in reason
+
+
+def test_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    BertForMaskedLM(BertConfig(**TINY | {"vocab_size": 1000})).save_pretrained(tmp_path)
+    assert "the tokenizer knows" in one_line(Settings(model_id=str(tmp_path)))
+
+
+def test_broken_weights_are_a_load_error(tmp_path: Path) -> None:
+    config = RobertaConfig(**TINY, pad_token_id=1)
+    RobertaForMaskedLM(config).save_pretrained(tmp_path)
+    word_tokenizer(limit=4).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    assert one_line(Settings(model_id=str(tmp_path))).startswith("cannot load model")

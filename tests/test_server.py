@@ -1,0 +1,353 @@
+"""Routes, errors and lifespan, in process, around a fake model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import errors
+from config import Settings
+from server import STATUS, create_app
+from tests.fakes import FakeModel, Gate
+
+
+@contextmanager
+def client_for(model: FakeModel, **settings: Any) -> Iterator[TestClient]:
+    app = create_app(Settings(**settings), load=lambda: model)
+    with TestClient(app, raise_server_exceptions=False) as client:
+        while client.get("/readyz").status_code != 200:
+            pass
+        yield client
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    with client_for(FakeModel()) as client:
+        yield client
+
+
+def test_curl_line_works(client: TestClient) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    answer = client.post("/", content="test [MASK]", headers=headers)
+    assert answer.status_code == 200
+    assert answer.json() == "TEST [MASK]"
+
+
+@pytest.mark.parametrize("path", ["/", "/predict", "/invocations"])
+def test_json_works_on_every_path(client: TestClient, path: str) -> None:
+    assert client.post(path, json={"inputs": ["a", "b"]}).json() == ["A", "B"]
+
+
+def test_answer_carries_timing_headers_and_the_request_id(client: TestClient) -> None:
+    answer = client.post("/", content="a", headers={"x-request-id": "abc-1"})
+    assert answer.headers["x-request-id"] == "abc-1"
+    assert answer.headers["x-batch-size"] == "1"
+    for name in ("x-queue-time", "x-inference-time", "x-total-time"):
+        assert float(answer.headers[name]) >= 0
+
+
+@pytest.mark.parametrize("given", ["", "two words", "x" * 129, "é"])
+def test_unusable_request_id_is_replaced(client: TestClient, given: str) -> None:
+    answer = client.get("/livez", headers=[(b"x-request-id", given.encode())])
+    assert len(answer.headers["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status", "error_type"),
+    [
+        ("POST", "/", b"", {}, 400, "empty"),
+        ("POST", "/", b"\xff", {}, 400, "validation"),
+        ("POST", "/", b"{", {"content-type": "application/json"}, 400, "validation"),
+        ("POST", "/", b"{}", {"content-type": "application/json"}, 422, "validation"),
+        ("POST", "/", b"invalid", {}, 422, "validation"),
+        ("POST", "/", b"x", {"content-type": "image/png"}, 415, "validation"),
+        ("POST", "/", b"x", {"content-encoding": "gzip"}, 415, "validation"),
+        ("POST", "/", b"x", {"x-request-timeout": "soon"}, 422, "validation"),
+        ("POST", "/", b"x", {"x-request-timeout": "-1"}, 422, "validation"),
+        ("POST", "/", b"x", {"x-request-timeout": "nan"}, 422, "validation"),
+        ("GET", "/nowhere", b"", {}, 404, "validation"),
+        ("GET", "/predict", b"", {}, 405, "validation"),
+        ("PUT", "/", b"x", {}, 405, "validation"),
+        ("POST", "/predict/", b"x", {}, 404, "validation"),
+        ("POST", "/livez", b"x", {}, 405, "validation"),
+        ("POST", "/", b"fail", {}, 424, "backend"),
+    ],
+)
+def test_bad_request_gets_its_status_in_the_error_shape(
+    method: str, path: str, body: bytes, headers: dict[str, str], status: int, error_type: str
+) -> None:
+    with client_for(FakeModel(raise_on_fail)) as client:
+        answer = client.request(method, path, content=body, headers=headers)
+    assert answer.status_code == status
+    assert set(answer.json()) == {"error", "error_type"}
+    assert answer.json()["error_type"] == error_type
+    assert answer.headers["x-request-id"]
+
+
+def raise_on_fail(texts: list[str]) -> None:
+    if "fail" in texts:
+        raise ValueError("secret at 0x7f00")
+
+
+def test_wrong_method_is_told_which_are_right(client: TestClient) -> None:
+    assert client.delete("/").headers["allow"] == "GET, HEAD, POST"
+
+
+def test_model_failure_is_logged_with_the_request_id_and_not_shown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with client_for(FakeModel(raise_on_fail)) as client:
+        answer = client.post("/", content="fail", headers={"x-request-id": "abc-2"})
+    assert "secret" not in answer.text
+    assert "request abc-2: the model failed" in caplog.text
+    assert "secret at 0x7f00" in caplog.text
+
+
+def test_refusal_is_logged_with_the_request_id(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        client.post("/", content="invalid", headers={"x-request-id": "abc-3"})
+    (line,) = [record for record in caplog.records if record.name == "telemetry"]
+    assert line.message.startswith("request abc-3: POST '/' 422 in ")
+    assert line.message.endswith(" ms not a valid text")
+    assert line.facts["cause"] == "not a valid text"  # type: ignore[attr-defined]
+
+
+def test_log_shows_every_post_and_no_probes(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        client.get("/livez")
+        client.get("/info")
+        client.post("/", content="a")
+        client.get("/nowhere")
+    shown = [(r.facts["path"], r.facts["status"]) for r in caplog.records if hasattr(r, "facts")]
+    assert shown == [("/", 200), ("/nowhere", 404)]
+
+
+def test_every_request_error_has_a_status() -> None:
+    def leaves(kind: type[errors.RequestError]) -> list[type[errors.RequestError]]:
+        below = kind.__subclasses__()
+        return [leaf for each in below for leaf in leaves(each)] if below else [kind]
+
+    assert set(STATUS) == set(leaves(errors.RequestError))
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_oversized_body_is_refused_before_all_of_it_is_read(chunked: bool) -> None:
+    sent = []
+
+    def body() -> Iterator[bytes]:
+        for _ in range(1000):
+            sent.append(1)
+            yield b"x" * 100
+
+    with client_for(FakeModel(), max_body_bytes=1000) as client:
+        content = body() if chunked else b"x" * 1001
+        answer = client.post("/", content=content)
+    assert answer.status_code == 413
+    assert answer.json() == {
+        "error": "the body is larger than 1000 bytes",
+        "error_type": "too_large",
+    }
+
+
+def test_too_many_inputs_are_413() -> None:
+    with client_for(FakeModel(), max_inputs_per_request=2) as client:
+        assert client.post("/", json={"inputs": ["a", "b"]}).status_code == 200
+        assert client.post("/", json={"inputs": ["a", "b", "c"]}).status_code == 413
+
+
+def test_list_that_no_queue_could_ever_hold_is_413_and_not_503() -> None:
+    with client_for(FakeModel(), max_queue_size=2) as client:
+        assert client.post("/", json={"inputs": ["a", "b", "c"]}).status_code == 413
+
+
+@pytest.mark.parametrize("status", [503, 429])
+def test_full_queue_answers_at_once_and_says_when_to_come_back(status: int) -> None:
+    gate = Gate()
+    with (
+        client_for(FakeModel(gate), max_queue_size=1, overload_status=status) as client,
+        ThreadPoolExecutor() as clients,
+    ):
+        running = clients.submit(client.post, "/", content="runs")
+        assert gate.arrived.wait(5)
+        queued = clients.submit(client.post, "/", content="waits")
+        while client.get("/info").json()["queue_depth"] == 0:
+            pass
+        answer = client.post("/", content="refused")
+        gate.opened.set()
+        assert (running.result().json(), queued.result().json()) == ("RUNS", "WAITS")
+    assert answer.status_code == status
+    assert answer.json()["error_type"] == "overloaded"
+    assert 1 <= int(answer.headers["retry-after"]) <= 30
+
+
+def test_client_may_shorten_the_deadline() -> None:
+    gate = Gate()
+    with client_for(FakeModel(gate)) as client:
+        answer = client.post("/", content="a", headers={"x-request-timeout": "0.02"})
+        gate.opened.set()
+    assert answer.status_code == 504
+    assert answer.json()["error_type"] == "timeout"
+
+
+def test_client_may_not_lengthen_the_deadline() -> None:
+    gate = Gate()
+    with client_for(FakeModel(gate), request_timeout_s=0.02) as client:
+        answer = client.post("/", content="a", headers={"x-request-timeout": "1000"})
+        gate.opened.set()
+    assert answer.status_code == 504
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Bearer right", 200),
+        ("bearer  right", 200),
+        ("Bearer wrong", 401),
+        ("Bearer rïght", 401),
+        ("Basic right", 401),
+        ("right", 401),
+        ("", 401),
+    ],
+)
+def test_api_key_guards_inference_only(header: str, status: int) -> None:
+    with client_for(FakeModel(), api_key="right") as client:
+        headers = [(b"authorization", header.encode())]
+        answer = client.post("/", content="a", headers=headers)
+        assert client.get("/readyz").status_code == 200
+        assert client.get("/info").status_code == 200
+        assert "right" not in client.get("/info").text
+    assert answer.status_code == status
+    if status == 401:
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.json()["error_type"] == "unauthorized"
+
+
+def test_probes_while_loading_and_after() -> None:
+    gate = Gate()
+
+    def load() -> FakeModel:
+        gate([])
+        return FakeModel()
+
+    with TestClient(create_app(Settings(), load)) as client:
+        assert client.get("/livez").status_code == 200
+        assert client.get("/info").json()["state"] == "loading"
+        assert client.get("/").json()["task"] is None
+        for path in ("/readyz", "/health", "/ping"):
+            answer = client.get(path)
+            assert answer.status_code == 503
+            assert answer.json() == {"error": "the server is loading", "error_type": "unhealthy"}
+        refused = client.post("/", content="a")
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        gate.opened.set()
+        while client.get("/readyz").status_code != 200:
+            pass
+        assert client.get("/health").status_code == client.get("/ping").status_code == 200
+        assert client.post("/", content="a").json() == "A"
+
+
+def exit_thread(texts: list[str]) -> None:
+    raise SystemExit
+
+
+def test_dead_worker_turns_liveness_and_readiness_to_503() -> None:
+    with client_for(FakeModel(exit_thread)) as client:
+        assert client.post("/", content="a").json()["error"] == "the server is dead"
+        for path in ("/livez", "/readyz", "/health"):
+            answer = client.get(path)
+            assert answer.status_code == 503
+            assert answer.json()["error_type"] == "unhealthy"
+        assert client.post("/", content="b").status_code == 503
+
+
+def test_root_and_info_describe_what_runs(client: TestClient) -> None:
+    root = client.get("/").json()
+    assert (root["name"], root["model"], root["task"]) == (
+        "onequeue",
+        "models/tiny-fill-mask",
+        "fill-mask",
+    )
+    assert all(path.startswith("/") for path in root["links"].values())
+    info = client.get("/info").json()
+    assert (info["model_id"], info["state"], info["queue_depth"]) == ("fake", "ready", 0)
+    assert info["limits"]["max_batch_size"] == 32
+    assert info["limits"]["drain_timeout_s"] == 30
+    assert "trust_remote_code" not in info["limits"]
+    assert client.head("/").status_code == 200
+
+
+def test_output_that_is_not_a_number_is_424(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeModel, "run", lambda self, batch: [float("nan")])
+    with client_for(FakeModel()) as client:
+        assert client.post("/", content="a").status_code == 424
+
+
+def test_bug_of_ours_is_a_clean_500(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("server.huggingface.parse", broken)
+    answer = client.post("/", content="a", headers={"x-request-id": "abc-4"})
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "internal error", "error_type": "backend"}
+    assert answer.headers["x-request-id"] == "abc-4"
+    assert "request abc-4: internal error" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_hang_up_is_noticed_while_queued_and_while_sending_the_body() -> None:
+    gate = Gate()
+    app = create_app(Settings(), load=lambda: FakeModel(gate))
+    async with app.router.lifespan_context(app):
+        queue = app.state.service.queue
+        while queue.state != "ready":
+            await asyncio.sleep(0.001)
+        for messages in ([_body(b"a")], [_body(b"a", more=True)]):
+            assert await _call(app, messages) == []
+            assert not queue.in_flight
+        gate.opened.set()
+
+
+def _body(data: bytes, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": data, "more_body": more}
+
+
+async def _call(app: Callable[..., Any], messages: list[dict[str, Any]]) -> list[Any]:
+    """Send `messages`, then hang up; return what was sent in the time a real server would send."""
+    sent: list[Any] = []
+    incoming = iter([*messages, {"type": "http.disconnect"}])
+    gone = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal gone
+        message = next(incoming, {"type": "http.disconnect"})
+        gone = message["type"] == "http.disconnect"
+        return message
+
+    async def send(message: dict[str, Any]) -> None:
+        if not gone:
+            sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "raw_path": b"/", "headers": []}
+    await app(scope | {"query_string": b"", "state": {}, "root_path": ""}, receive, send)
+    return sent
+
+
+def test_json_shape_of_errors_is_ascii_safe(client: TestClient) -> None:
+    answer = client.post("/", json={"inputs": "a", "pärameters": {}})
+    assert "pärameters" in json.loads(answer.content)["error"]
