@@ -77,6 +77,7 @@ class Worker:
         self._settings = settings
         self._queue = queue
         self._load = load
+        self._last_batch_size = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
     async def run(self) -> None:
@@ -131,10 +132,11 @@ class Worker:
         """Wait for an input, then take what comes until the batch is full or its deadline passed.
 
         What is queued already is taken without waiting, also past the deadline: while the model
-        was busy, the next batch has built itself.
+        was busy, the next batch has built itself. And a client that is alone need not wait: where
+        nobody joined the last batch, this one goes at once.
         """
         batch = [await self._queue.take()]
-        wait_s = self._settings.batch_wait_ms / 1000
+        wait_s = 0.0 if self._last_batch_size == 1 else self._settings.batch_wait_ms / 1000
         deadline = batch[0].enqueued_at + wait_s
         now = asyncio.get_running_loop().time
         with suppress(TimeoutError):
@@ -143,6 +145,7 @@ class Worker:
                     if self._queue.depth == 0 and now() >= deadline:
                         break
                     batch.append(await self._queue.take())
+        self._last_batch_size = len(batch)
         return batch
 
     async def _stage(

@@ -106,6 +106,16 @@ async def test_batch_waits_for_company_until_its_deadline() -> None:
     assert model.batches == [["a", "b"]]
 
 
+async def test_client_that_is_alone_need_not_wait() -> None:
+    async with serving(FakeModel(), batch_wait_ms=1000) as (queue, _):
+        await queue.submit(request("waits: nobody knows yet who will come"))
+        await asyncio.wait_for(queue.submit(request("goes at once")), 0.9)
+        gather = asyncio.gather(*(queue.submit(request(text)) for text in "ab"))
+        await asyncio.wait_for(gather, 0.9)
+        with pytest.raises(TimeoutError):  # the last batch had company: wait for it again
+            await asyncio.wait_for(queue.submit(request("waits")), 0.1)
+
+
 async def next_batch_of(enqueued_ago_s: list[float], **settings: Any) -> list[Entry]:
     """Build the batch that a worker makes of inputs queued so many seconds ago."""
     options = Settings(**settings)
