@@ -98,7 +98,9 @@ def _log(scope: Scope, status: int, total_ms: float) -> None:
         "path": scope["path"],
         "status": status,
         "total_ms": round(total_ms, 1),
-        "cause": scope["state"].get("cause", ""),
     }
-    text = "request %(request_id)s: %(method)s %(path)r %(status)d in %(total_ms).1f ms %(cause)s"
+    text = "request %(request_id)s: %(method)s %(path)r %(status)d in %(total_ms).1f ms"
+    if "cause" in scope["state"]:
+        facts["cause"] = scope["state"]["cause"]
+        text += " %(cause)s"
     logger.log(level, text, facts, extra={"facts": facts})

@@ -23,10 +23,8 @@ from errors import (
 )
 from queueing import Response
 
-TEXT_TYPES = (
-    "",
-    "application/x-www-form-urlencoded",
-)  # curl -d sends the second, whatever the data is
+# What `curl -d` sends, whatever the data is, and no type at all.
+TEXT_TYPES = ("application/x-www-form-urlencoded", "")
 SHOWN_FAULTS = 3
 SHOWN_CHARACTERS = 80
 JSON_STYLE: dict[str, Any] = {
@@ -182,10 +180,9 @@ def _parse_json(body: bytes) -> Call:
         faults = error.errors(include_url=False, include_input=False)
         raise Rejected("; ".join(map(_describe, faults[:SHOWN_FAULTS]))) from None
     parameters = parsed.parameters.model_dump(exclude_none=True) if parsed.parameters else {}
-    is_list = isinstance(parsed.inputs, list)
-    return Call(
-        parsed.inputs if isinstance(parsed.inputs, list) else [parsed.inputs], parameters, is_list
-    )
+    if isinstance(parsed.inputs, list):
+        return Call(parsed.inputs, parameters, is_list=True)
+    return Call([parsed.inputs], parameters, is_list=False)
 
 
 def _check_keys(body: Mapping[str, Any]) -> None:

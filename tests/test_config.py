@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,7 @@ def test_value_out_of_range_is_refused_with_key_and_value_on_one_line(
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError) as refusal:
         load_settings()
-    assert name.lower() in str(refusal.value)
-    assert value in str(refusal.value)
+    assert re.match(rf"{name.lower()}='?{value}'?: ", str(refusal.value))
     assert "\n" not in str(refusal.value)
 
 
