@@ -5,9 +5,8 @@ The path of a request::
     RequestQueue.submit(request)       admission: full -> Overloaded, not ready -> NotServing
       -> asyncio.Queue                 one Entry per input
       -> next_batch                    one deadline from the first input's enqueue, size cap
-      -> stage(model.prepare)          [model thread] what the model cannot take is refused
-      -> groups                        same forward parameters, token cap
-      -> stage(model.run)              [model thread] after a last look at deadlines and hang-ups
+      -> stage(prepare, run)           [model thread] what the model cannot take is refused
+      -> groups                        of a batch too large for one forward pass; each: stage(run)
       -> request.responses             put_nowait into a queue that only this request reads
       -> submit returns                or raises at the deadline
 
@@ -21,6 +20,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from config import Settings
@@ -42,6 +43,13 @@ class Prepared(Protocol):
         """Inputs share a forward pass only within the same group."""
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the model answers to one input."""
+
+    value: Any
+
+
 class Model(Protocol):
     """What the worker needs of a model. `prepare` and `run` are called in the model thread.
 
@@ -52,6 +60,10 @@ class Model(Protocol):
     @property
     def info(self) -> Mapping[str, Any]:
         """JSON-ready facts for people; at least model_id and task."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether a batch costs as if each of its inputs were as long as the longest."""
 
     def prepare(
         self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]
@@ -122,10 +134,10 @@ class Worker:
         """Take one batch through the model."""
         batch = await self._next_batch()
         started = asyncio.get_running_loop().time()
-        prepared = await self._stage(model.prepare, batch)
-        for group in groups(prepared, self._settings.max_batch_tokens):
-            for entry in await self._stage(model.run, group):
-                entry.answer()
+        split = partial(groups, max_tokens=self._settings.max_batch_tokens, pads=model.pads)
+        prepared = _answer(await self._stage(partial(_prepare_and_run, model, split), batch))
+        for members in split([entry.value for entry in prepared]):
+            _answer(await self._stage(partial(_run, model), [prepared[i] for i in members]))
         self._queue.record_drain(len(batch), asyncio.get_running_loop().time() - started)
 
     async def _next_batch(self) -> list[Entry]:
@@ -160,7 +172,7 @@ class Worker:
         live = [entry for entry in entries if entry.is_wanted(started)]
         if not live:
             return []
-        results = await self._call(_results, function, [entry.value for entry in live])
+        results = await self._call(function, [entry.value for entry in live])
         if isinstance(results, BaseException):
             if len(live) > 1:
                 middle = len(live) // 2
@@ -196,9 +208,30 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
         return error
 
 
-def _results(function: Callable[[Sequence[Any]], Sequence[Any]], values: list[Any]) -> list[Any]:
-    """Call `function` and see that it gives a result for every value."""
-    results = list(function(values))
+def _prepare_and_run(
+    model: Model, split: Callable[[Sequence[Prepared]], list[list[int]]], values: list[Any]
+) -> list[Any]:
+    """Prepare a batch and, if it needs no more than one forward pass, run it.
+
+    In one call, since each return to the event loop waits behind the requests that it handles.
+    """
+    prepared = _checked(model.prepare(values), values)
+    valid = [value for value in prepared if not isinstance(value, RequestError)]
+    if len(split(valid)) != 1:
+        return prepared
+    outputs = iter(_run(model, valid))
+    return [value if isinstance(value, RequestError) else next(outputs) for value in prepared]
+
+
+def _run(model: Model, prepared: list[Any]) -> list[Any]:
+    """Run one forward pass."""
+    outputs = _checked(model.run(prepared), prepared)
+    return [each if isinstance(each, RequestError) else Output(each) for each in outputs]
+
+
+def _checked(results: Sequence[Any], values: list[Any]) -> list[Any]:
+    """Return `results` if there is one for every value."""
+    results = list(results)
     if len(results) != len(values):
         raise RuntimeError(f"the model gave {len(results)} results for {len(values)} inputs")
     return results
@@ -206,32 +239,43 @@ def _results(function: Callable[[Sequence[Any]], Sequence[Any]], values: list[An
 
 def _passed(entries: list[Entry], results: Sequence[Any], stage_s: float) -> Iterator[Entry]:
     """Give each entry its result and yield it; refuse those whose result is an error."""
+    batch_size = sum(not isinstance(result, RequestError) for result in results)
     for entry, result in zip(entries, results, strict=True):
         if isinstance(result, RequestError):
             entry.refuse(result)
             continue
         entry.value = result
         entry.stage_s = stage_s
-        entry.batch_size = len(entries)
+        entry.batch_size = batch_size
         yield entry
 
 
-def groups(entries: list[Entry], max_tokens: int) -> Iterator[list[Entry]]:
-    """Split prepared `entries` into forward passes.
-
-    Each has one group, and count times longest stays within `max_tokens` padded tokens; an input
-    that is longer than that goes alone.
-    """
-    by_group: dict[str, list[Entry]] = {}
+def _answer(entries: list[Entry]) -> list[Entry]:
+    """Answer the entries that have their output; return the others."""
     for entry in entries:
-        by_group.setdefault(entry.value.group, []).append(entry)
+        if isinstance(entry.value, Output):
+            entry.answer(entry.value.value)
+    return [entry for entry in entries if not isinstance(entry.value, Output)]
+
+
+def groups(prepared: Sequence[Prepared], max_tokens: int, pads: bool) -> list[list[int]]:
+    """Split prepared inputs into forward passes; return the indices of each.
+
+    Each has one group, and within `max_tokens` tokens, counted as if all were as long as the
+    longest if the model `pads`; an input that is longer than that goes alone.
+    """
+    by_group: dict[str, list[int]] = {}
+    for index, each in enumerate(prepared):
+        by_group.setdefault(each.group, []).append(index)
+    passes: list[list[int]] = []
     for members in by_group.values():
-        chunk: list[Entry] = []
-        longest = 0
-        for entry in members:
-            longest = max(longest, entry.value.tokens)
-            if chunk and longest * (len(chunk) + 1) > max_tokens:
-                yield chunk
-                chunk, longest = [], entry.value.tokens
-            chunk.append(entry)
-        yield chunk
+        chunk: list[int] = []
+        longest = total = 0
+        for index in members:
+            tokens = prepared[index].tokens
+            longest, total = max(longest, tokens), total + tokens
+            if not chunk or (longest * (len(chunk) + 1) if pads else total) > max_tokens:
+                chunk, longest, total = [], tokens, tokens
+                passes.append(chunk)
+            chunk.append(index)
+    return passes

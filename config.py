@@ -92,14 +92,14 @@ class Settings(BaseSettings):
     """Run Python code that comes with the model."""
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?|xpu(:\d+)?)$")
     """Where the model runs: cpu, cuda, cuda:1, mps, xpu."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """float32, bfloat16 or float16; auto: float32 on CPU, as stored elsewhere."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
+    """float32, bfloat16, float16, or int8 on a CPU; auto: float32 on CPU, as stored elsewhere."""
     max_batch_size: int = Field(32, ge=1, le=4096)
     """Inputs per batch."""
     batch_wait_ms: float = Field(1.0, ge=0, le=1000)
     """How long a batch may wait for company, from the moment its first input was queued."""
     max_batch_tokens: int = Field(16384, ge=1)
-    """Tokens per forward pass, padding included."""
+    """Tokens per forward pass, with the padding where inputs are padded."""
     max_queue_size: int = Field(512, ge=1)
     """Queued inputs beyond which requests are refused."""
     request_timeout_s: float = Field(30.0, gt=0, le=86400)

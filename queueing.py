@@ -73,7 +73,7 @@ class Entry:
     """One queued input.
 
     Attributes:
-        value: The (input, parameters) pair, then what `prepare` made of it, then the output.
+        value: The (input, parameters) pair, then what the model made of it.
         taken_at: When a batch took it.
         stage_s: Duration of the last call of the model that it went through.
         batch_size: Inputs in that call.
@@ -91,11 +91,11 @@ class Entry:
         """Tell whether anybody still waits for the answer."""
         return not self.request.closed and now < self.request.deadline
 
-    def answer(self) -> None:
-        """Send the output to its request."""
+    def answer(self, output: Any) -> None:
+        """Send `output` to the request."""
         queue_ms = (self.taken_at - self.enqueued_at) * 1000
         inference_ms = self.stage_s * 1000
-        response = Response(self.index, self.value, queue_ms, inference_ms, self.batch_size)
+        response = Response(self.index, output, queue_ms, inference_ms, self.batch_size)
         self.request.responses.put_nowait(response)
 
     def refuse(self, error: RequestError) -> None:
@@ -174,13 +174,24 @@ class RequestQueue:
         return min(max(1, math.ceil(self.depth * self._seconds_per_input)), RETRY_AFTER_MAX_S)
 
     def check_serving(self) -> None:
-        """Tell early what `submit` would refuse.
+        """Tell whether requests are admitted, room aside.
 
         Raises:
             NotServing: Nothing is admitted now.
         """
         if self.state is not State.READY:
             raise self._not_serving()
+
+    def check_room(self, inputs: int = 1) -> None:
+        """Tell whether `submit` would admit a request.
+
+        Raises:
+            NotServing: Nothing is admitted now.
+            Overloaded: The queue has no room for so many inputs.
+        """
+        self.check_serving()
+        if self.depth + inputs > self._max_depth:
+            raise Overloaded("the queue is full", self.retry_after_s())
 
     def _not_serving(self) -> NotServing:
         return NotServing(f"the server is {self.state}", self.retry_after_s())
@@ -215,9 +226,7 @@ class RequestQueue:
             request.responses.put_nowait(self._not_serving())
 
     def _admit(self, request: Request) -> None:
-        self.check_serving()
-        if self.depth + len(request.inputs) > self._max_depth:
-            raise Overloaded("the queue is full", self.retry_after_s())
+        self.check_room(len(request.inputs))
         self.in_flight.add(request)
         self._idle.clear()
         self.depth += len(request.inputs)

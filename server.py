@@ -91,17 +91,14 @@ async def predict(request: HTTPRequest) -> Response:
     """
     settings = service(request).settings
     http.authorize(request, settings)
-    service(request).queue.check_serving()
+    service(request).queue.check_room()
     deadline = asyncio.get_running_loop().time() + http.timeout_s(request, settings)
     body = await http.read_body(request, settings.max_body_bytes, deadline)
     max_inputs = min(settings.max_inputs_per_request, settings.max_queue_size)
     call = huggingface.parse(body, request.headers.get("content-type", ""), max_inputs)
     pending = Request(call.inputs, call.parameters, deadline, request.state.request_id)
-    watch = asyncio.create_task(http.watch_for_hang_up(request, pending))
-    try:
+    with http.watching(request, pending):
         responses = await service(request).queue.submit(pending)
-    finally:
-        watch.cancel()
     return await huggingface.respond(call, responses)
 
 

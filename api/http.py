@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from starlette.requests import Request as HTTPRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +15,7 @@ from errors import DeadlinePassed, Rejected, TooLarge, Unauthorized, Unsupported
 from queueing import Request, State
 
 LINGER_S = 2.0
+WATCH_AFTER_S = 0.05
 
 
 class Connections:
@@ -121,11 +123,26 @@ async def read_body(request: HTTPRequest, max_bytes: int, deadline: float) -> by
     return bytes(body)
 
 
-async def watch_for_hang_up(request: HTTPRequest, pending: Request) -> None:
-    """Wait until the client hangs up, then give `pending` up.
+@contextmanager
+def watching(request: HTTPRequest, pending: Request) -> Iterator[None]:
+    """Give `pending` up when the client hangs up before the block ends.
 
-    uvicorn never cancels a handler, and `is_disconnected` is blind behind some middleware.
+    uvicorn never cancels a handler, and `is_disconnected` is blind behind some middleware. The
+    watch begins after WATCH_AFTER_S: a task for every request would cost a tenth of its handling.
     """
+    tasks: list[asyncio.Task[None]] = []
+    timer = asyncio.get_running_loop().call_later(
+        WATCH_AFTER_S, lambda: tasks.append(asyncio.create_task(_watch(request, pending)))
+    )
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for task in tasks:
+            task.cancel()
+
+
+async def _watch(request: HTTPRequest, pending: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     pending.hang_up()

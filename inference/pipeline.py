@@ -11,29 +11,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from transformers.pipelines.base import Pipeline, PipelineException, pad_collate_fn
+from transformers.pipelines.base import Pipeline, PipelineException
 
 from config import Settings
-from errors import Rejected, RequestError
-from inference import fill_mask
+from errors import ModelFailed, Rejected, RequestError
+from inference.fill_mask import FillMask
+from inference.forward import Encoded, position_offset
+from inference.ladder import Rung
 
 UNLIMITED = 10**9  # tokenizers without a maximum claim 10**30
 CHARACTERS_PER_TOKEN = 100  # no text of a language comes near
 SAMPLE_CHARACTERS = 10_000
-
-# These count positions from pad_token_id + 1: fewer tokens fit than there are position embeddings.
-OFFSET_POSITIONS = frozenset(
-    (
-        "camembert",
-        "data2vec-text",
-        "ibert",
-        "mpnet",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +29,25 @@ class PreparedInput:
     """One tokenised input and what is to be done with it.
 
     Attributes:
-        features: Model inputs, int64 tensors [1, tokens].
-        tokens: Length in tokens.
-        group: Inputs with the same forward parameters carry the same group.
-        forward_parameters: Keyword arguments of the forward pass.
+        encoded: Its tokens.
         postprocess_parameters: Keyword arguments of the postprocessing of this input alone.
+        group: Inputs with the same forward parameters carry the same group.
     """
 
-    features: Mapping[str, torch.Tensor]
-    tokens: int
-    group: str
-    forward_parameters: Mapping[str, Any]
+    encoded: Encoded
     postprocess_parameters: Mapping[str, Any]
+    group: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """Length in tokens."""
+        return self.encoded.tokens
 
 
 class Stages(NamedTuple):
     """The parameters of one request, sorted by the stage of the pipeline that takes them."""
 
-    preprocess: Mapping[str, Any]
-    forward: Mapping[str, Any]
+    tokenizer_kwargs: Mapping[str, Any]
     postprocess: Mapping[str, Any]
 
 
@@ -68,89 +56,123 @@ class PipelineModel:
 
     Args:
         pipeline: Of a task that tokenises text; not used by anybody else.
+        rung: How its model runs batches.
         settings: Names the model.
     """
 
-    def __init__(self, pipeline: Pipeline, settings: Settings) -> None:
+    def __init__(self, pipeline: Pipeline, rung: Rung, settings: Settings) -> None:
         self._pipeline = pipeline
-        self._collate = pad_collate_fn(pipeline.tokenizer, None)
-        vocabulary = pipeline.tokenizer.get_vocab()
-        pipeline.tokenizer.get_vocab = lambda: vocabulary  # it is built anew for each `targets`
+        self._tokenizer = pipeline.tokenizer
+        self._forward = rung.forward
+        self._task = FillMask(pipeline.tokenizer, len(pipeline.tokenizer))
+        vocabulary = self._tokenizer.get_vocab()
+        self._tokenizer.get_vocab = lambda: vocabulary  # it is built anew for each `targets`
         self._max_tokens = max_input_tokens(pipeline)
         if self._max_tokens is not None:
-            pipeline.tokenizer.model_max_length = self._max_tokens  # what truncation cuts to
+            self._tokenizer.model_max_length = self._max_tokens  # what truncation cuts to
+        self.pads = rung.pads
         self.info: Mapping[str, Any] = {
             "model_id": settings.model_id,
             "revision": settings.revision,
             "task": pipeline.task,
             "architecture": type(pipeline.model).__name__,
-            "dtype": str(pipeline.model.dtype).removeprefix("torch."),
+            "dtype": rung.facts.get("dtype", "float32"),
             "device": str(pipeline.device),
             "max_input_tokens": self._max_tokens,
+            "batching": rung.facts,
         }
 
     def prepare(
         self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]
     ) -> list[PreparedInput | RequestError]:
         """Validate and tokenise (text, parameters) pairs; what does not fit becomes `Rejected`."""
-        prepared: list[PreparedInput | RequestError] = []
-        known: dict[int, Stages] = {}  # the inputs of one request share their parameters
-        for text, parameters in inputs:
+        prepared: dict[int, PreparedInput | RequestError] = {}
+        known: dict[int, Stages | Rejected] = {}  # inputs of one request share their parameters
+        alike: dict[str, list[tuple[int, str, Stages]]] = {}
+        for index, (text, parameters) in enumerate(inputs):
+            stages = known.get(id(parameters))
+            if stages is None:
+                stages = known[id(parameters)] = self._stages(parameters)
             try:
-                if id(parameters) not in known:
-                    known[id(parameters)] = self._stages(parameters)
-                prepared.append(self._prepare(text, known[id(parameters)]))
+                if isinstance(stages, Rejected):
+                    raise stages
+                text = self._cut(text, stages.tokenizer_kwargs)
             except Rejected as rejection:
-                prepared.append(rejection)
-            except (PipelineException, ValueError) as error:
-                prepared.append(Rejected(" ".join(str(error).split())))
-        return prepared
+                prepared[index] = rejection
+                continue
+            key = json.dumps(stages.tokenizer_kwargs) if stages.tokenizer_kwargs else ""
+            alike.setdefault(key, []).append((index, text, stages))
+        for members in alike.values():
+            prepared |= self._tokenised(members)
+        return [prepared[index] for index in range(len(inputs))]
 
     def run(self, batch: Sequence[PreparedInput]) -> list[Any]:
-        """Return the pipeline's own output for each of `batch`, in one padded forward pass."""
-        padded = self._collate([prepared.features for prepared in batch])
-        outputs = self._pipeline.forward(padded, **batch[0].forward_parameters)
-        return [
-            self._pipeline.postprocess(
-                {name: tensor[row : row + 1] for name, tensor in outputs.items()},
-                **prepared.postprocess_parameters,
+        """Return the pipeline's own output for each of `batch`, or `ModelFailed`.
+
+        A number that is not finite reaches the batch mates in its row, so those without a finite
+        answer run once more, alone.
+        """
+        with torch.inference_mode():
+            hidden = self._forward.encode([prepared.encoded for prepared in batch])
+            outputs = self._task.answers(
+                [(prepared.encoded, prepared.postprocess_parameters) for prepared in batch],
+                hidden,
+                self._forward.head,
             )
-            for row, prepared in enumerate(batch)
+        if len(batch) == 1:
+            return outputs
+        return [
+            self.run([prepared])[0] if isinstance(output, ModelFailed) else output
+            for prepared, output in zip(batch, outputs, strict=True)
         ]
 
     def warm_up(self) -> None:
         """Run a batch of one and of two, so that the first request finds everything allocated."""
-        text = f"warm {self._pipeline.tokenizer.mask_token} up"
+        text = f"warm {self._tokenizer.mask_token} up"
         for texts in ([text], [text, f"{text} again"]):
             prepared = self.prepare([(each, {}) for each in texts])
-            self.run([item for item in prepared if isinstance(item, PreparedInput)])
+            for output in self.run([item for item in prepared if isinstance(item, PreparedInput)]):
+                if isinstance(output, ModelFailed):
+                    raise output
 
-    def _stages(self, parameters: Mapping[str, Any]) -> Stages:
-        """Let the pipeline sort `parameters` by stage, with its own defaults below them."""
-        preprocess, forward, postprocess = self._pipeline._sanitize_parameters(**parameters)
-        self._check_max_length(preprocess.get("tokenizer_kwargs", {}))
-        return Stages(
-            {**self._pipeline._preprocess_params, **preprocess},
-            {**self._pipeline._forward_params, **forward},
-            {**self._pipeline._postprocess_params, **postprocess},
-        )
-
-    def _prepare(self, text: str, stages: Stages) -> PreparedInput:
-        text = self._cut(text, stages.preprocess.get("tokenizer_kwargs", {}))
-        features = self._pipeline.preprocess(text, **stages.preprocess)
-        tokens = features["input_ids"].shape[1]
-        if self._max_tokens is not None and tokens > self._max_tokens:
-            raise self._too_long(f"{tokens} tokens")
-        fill_mask.check_answers(self._pipeline, features["input_ids"], stages.postprocess)
-        group = json.dumps(stages.forward, sort_keys=True, default=repr) if stages.forward else ""
-        return PreparedInput(features, tokens, group, stages.forward, stages.postprocess)
-
-    def _check_max_length(self, tokenizer_kwargs: Mapping[str, Any]) -> None:
-        max_length = tokenizer_kwargs.get("max_length", 0)
-        if self._max_tokens is not None and max_length > self._max_tokens:
-            raise Rejected(
+    def _stages(self, parameters: Mapping[str, Any]) -> Stages | Rejected:
+        """Let the pipeline sort `parameters` by stage."""
+        if not parameters:
+            return Stages({}, {})
+        try:
+            preprocess, _, postprocess = self._pipeline._sanitize_parameters(**parameters)
+        except (PipelineException, ValueError) as error:
+            return Rejected(" ".join(str(error).split()))
+        tokenizer_kwargs = preprocess.get("tokenizer_kwargs", {})
+        if (
+            self._max_tokens is not None
+            and tokenizer_kwargs.get("max_length", 0) > self._max_tokens
+        ):
+            return Rejected(
                 f"parameters.tokenizer_kwargs.max_length: must be at most {self._max_tokens}"
             )
+        return Stages(tokenizer_kwargs, postprocess)
+
+    def _tokenised(
+        self, members: list[tuple[int, str, Stages]]
+    ) -> dict[int, PreparedInput | RequestError]:
+        """Tokenise texts that have the same tokenizer arguments, in one call."""
+        kwargs = members[0][2].tokenizer_kwargs
+        encodings = self._tokenizer(
+            [text for _, text, _ in members], return_attention_mask=False, **kwargs
+        )
+        prepared: dict[int, PreparedInput | RequestError] = {}
+        for row, (index, _, stages) in enumerate(members):
+            features = {name: values[row] for name, values in encodings.items()}
+            try:
+                tokens = len(features["input_ids"])
+                if self._max_tokens is not None and tokens > self._max_tokens:
+                    raise self._too_long(f"{tokens} tokens")
+                encoded = self._task.encoded(features, stages.postprocess)
+                prepared[index] = PreparedInput(encoded, stages.postprocess)
+            except Rejected as rejection:
+                prepared[index] = rejection
+        return prepared
 
     def _cut(self, text: str, tokenizer_kwargs: Mapping[str, Any]) -> str:
         """Return the part of `text` that can matter: to tokenise megabytes takes seconds.
@@ -164,7 +186,7 @@ class PipelineModel:
         if tokenizer_kwargs.get("truncation", "max_length" in tokenizer_kwargs):
             return head
         sample = head[:SAMPLE_CHARACTERS]
-        tokens = len(self._pipeline.tokenizer(sample)["input_ids"]) * len(text) // len(sample)
+        tokens = len(self._tokenizer(sample)["input_ids"]) * len(text) // len(sample)
         raise self._too_long(f"about {tokens} tokens")
 
     def _too_long(self, size: str) -> Rejected:
@@ -179,7 +201,6 @@ def max_input_tokens(pipeline: Pipeline) -> int | None:
     config = pipeline.model.config
     limits = [pipeline.tokenizer.model_max_length]
     if positions := getattr(config, "max_position_embeddings", None):
-        offset = config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0
-        limits.append(positions - offset)
+        limits.append(positions - position_offset(config))
     limit = min(limits)
     return limit if limit < UNLIMITED else None

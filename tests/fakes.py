@@ -29,6 +29,7 @@ class FakeModel:
 
     run_hook: Callable[[list[str]], None] = lambda texts: None
     batches: list[list[str]] = field(default_factory=list)
+    pads: bool = True
     info: Mapping[str, Any] = field(
         default_factory=lambda: {"model_id": "fake", "task": "fill-mask"}
     )

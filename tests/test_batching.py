@@ -150,33 +150,34 @@ async def test_late_arrivals_do_not_restart_the_deadline() -> None:
     assert 1 <= len(await batch) < 32  # a deadline that restarts would fill the batch
 
 
-def entry(tokens: int, group: str = "") -> Entry:
-    return Entry(Request(["x"], {}, 0.0), 0, FakePrepared("x", tokens, group), 0.0)
-
-
-def lengths(parts: list[list[Entry]]) -> list[list[int]]:
-    return [[each.value.tokens for each in part] for part in parts]
+def of_lengths(tokens: list[int], names: str = "") -> list[FakePrepared]:
+    return [
+        FakePrepared("x", n, name)
+        for n, name in zip(tokens, names or [""] * len(tokens), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "cap", "expected"),
+    ("tokens", "cap", "pads", "expected"),
     [
-        ([1, 1, 1], 3, [[1, 1, 1]]),
-        ([1, 1, 1, 1], 3, [[1, 1, 1], [1]]),
-        ([2, 1, 3], 6, [[2, 1], [3]]),
-        ([10, 1], 3, [[10], [1]]),
-        ([], 3, []),
+        ([1, 1, 1], 3, True, [[0, 1, 2]]),
+        ([1, 1, 1, 1], 3, True, [[0, 1, 2], [3]]),
+        ([2, 1, 3], 6, True, [[0, 1], [2]]),
+        ([2, 1, 3], 6, False, [[0, 1, 2]]),
+        ([2, 1, 3, 1], 6, False, [[0, 1, 2], [3]]),
+        ([10, 1], 3, True, [[0], [1]]),
+        ([10, 1], 3, False, [[0], [1]]),
+        ([], 3, True, []),
     ],
 )
-async def test_groups_stay_within_the_padded_token_cap(
-    tokens: list[int], cap: int, expected: list[list[int]]
+def test_groups_stay_within_the_token_cap(
+    tokens: list[int], cap: int, pads: bool, expected: list[list[int]]
 ) -> None:
-    assert lengths(list(groups([entry(each) for each in tokens], cap))) == expected
+    assert groups(of_lengths(tokens), cap, pads) == expected
 
 
-async def test_groups_never_mix_forward_parameters() -> None:
-    entries = [entry(1, "a"), entry(2, "b"), entry(3, "a")]
-    assert lengths(list(groups(entries, 100))) == [[1, 3], [2]]
+def test_groups_never_mix_forward_parameters() -> None:
+    assert groups(of_lengths([1, 2, 3], "aba"), 100, pads=True) == [[0, 2], [1]]
 
 
 async def test_token_cap_splits_a_batch() -> None:

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
-    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
     pipeline,
 )
 
+from benchmarks.models import sentences
 from config import Settings
-from errors import LoadError, Rejected
+from errors import LoadError, ModelFailed, Rejected
+from inference import fill_mask
 from inference.loading import load
 from inference.pipeline import PipelineModel, PreparedInput
+from tests.tiny import word_tokenizer
 
 BUNDLED = str(Path(__file__).parent.parent / "models" / "tiny-fill-mask")
 
@@ -127,20 +129,20 @@ def test_text_of_megabytes_is_refused_or_cut_without_tokenising_it_all(
 ) -> None:
     text = "a [MASK] " + "word " * 400_000
     seen: list[int] = []
-    preprocess = model._pipeline.preprocess
+    tokenizer = model._tokenizer
 
-    def watched(text: str, **parameters: Any) -> Any:
-        seen.append(len(text))
-        return preprocess(text, **parameters)
+    def watched(texts: str | list[str], **parameters: Any) -> Any:
+        seen.extend(map(len, [texts] if isinstance(texts, str) else texts))
+        return tokenizer(texts, **parameters)
 
-    monkeypatch.setattr(model._pipeline, "preprocess", watched)
+    monkeypatch.setattr(model, "_tokenizer", watched)
     refused, cut = answers(
         model, (text, {}), (text, {"tokenizer_kwargs": {"truncation": True}, "top_k": 1})
     )
     assert str(refused).startswith("the input has about 4")
     assert "and 256 fit" in str(refused)
     assert len(cut) == 1
-    assert seen == [25_600]
+    assert seen == [10_000, 25_600]
 
 
 def test_too_many_answers_are_refused(model: PipelineModel) -> None:
@@ -161,6 +163,7 @@ def test_info_tells_what_is_served(model: PipelineModel) -> None:
         "dtype": "float32",
         "device": "cpu",
         "max_input_tokens": 256,
+        "batching": ANY,
     }
 
 
@@ -174,23 +177,6 @@ def test_relative_folder_is_found_from_anywhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(Settings()).info["model_id"] == "models/tiny-fill-mask"
-
-
-def test_dtype_is_honoured() -> None:
-    model = load(Settings(model_id=BUNDLED, dtype="bfloat16"))
-    assert model.info["dtype"] == "bfloat16"
-    assert len(answers(model, ("[MASK]", {}))[0]) == 5
-
-
-def word_tokenizer(limit: int | None) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that knows a few words, with RoBERTa's special tokens."""
-    words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "one", "two", "three", "four", "five"]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, "<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
-    special |= {"unk_token": "<unk>", "mask_token": "<mask>"}
-    limits = {} if limit is None else {"model_max_length": limit}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, **limits)
 
 
 TINY = {
@@ -258,3 +244,50 @@ def test_broken_weights_are_a_load_error(tmp_path: Path) -> None:
     word_tokenizer(limit=4).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
     assert one_line(Settings(model_id=str(tmp_path))).startswith("cannot load model")
+
+
+def test_all_benchmark_sentences_are_answered_as_by_the_untouched_pipeline(
+    model: PipelineModel, untouched: Any
+) -> None:
+    texts = sentences()
+    for start in range(0, len(texts), 50):
+        some = texts[start : start + 50]
+        batched = answers(model, *((text, {}) for text in some))
+        assert_same(batched, [untouched(text) for text in some])
+
+
+def test_number_that_is_not_finite_fails_only_the_input_that_bears_it(untouched: Any) -> None:
+    model = load(Settings(model_id=BUNDLED, device="cpu"))
+    assert "packed" in model.info["batching"]["path"]
+    positions = model._pipeline.model.bert.embeddings.position_embeddings.weight
+    positions[40:] = float("inf")
+    poison = "A long walk " * 20 + "to the [MASK]."
+    first, poisoned, last = answers(
+        model, ("The [MASK] barked.", {}), (poison, {}), ("A [MASK] is big.", {"top_k": 2})
+    )
+    assert isinstance(poisoned, ModelFailed)
+    assert str(poisoned) == "the model gave no finite numbers for this input"
+    assert_same(first, untouched("The [MASK] barked."))
+    assert_same(last, untouched("A [MASK] is big.", top_k=2))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_lower_precision_mostly_agrees(dtype: Any, model: PipelineModel) -> None:
+    lower = load(Settings(model_id=BUNDLED, device="cpu", dtype=dtype))
+    assert lower.info["dtype"] == dtype
+    texts = [(text, {"top_k": 1}) for text in sentences()[:100]]
+    pairs = zip(answers(lower, *texts), answers(model, *texts), strict=True)
+    assert sum(one[0]["token"] == other[0]["token"] for one, other in pairs) >= 90
+
+
+def test_int8_is_for_the_cpu() -> None:
+    assert "int8 is for the CPU" in one_line(Settings(dtype="int8", device="cuda"))
+
+
+def test_large_top_k_is_answered_in_chunks(
+    model: PipelineModel, untouched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fill_mask, "CHUNK_ELEMENTS", 8000 * 2)
+    wishes: list[tuple[str, dict[str, Any]]] = [(TEXTS[3], {"top_k": 200}), (TEXTS[0], {})]
+    for answer, (text, parameters) in zip(answers(model, *wishes), wishes, strict=True):
+        assert_same(answer, untouched(text, **parameters))
