@@ -5,7 +5,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 BIN := .venv/bin
 
-.PHONY: serve test clean
+.PHONY: serve test bench bench-quick bench-limit clean
 
 serve: .venv/serving
 	$(BIN)/uvicorn server:app --host $(HOST) --port $(PORT)
@@ -16,8 +16,18 @@ test: .venv/developing
 	$(BIN)/mypy
 	$(BIN)/pytest --cov
 
+# Against every peer (half an hour), against one (a minute), against the limit of the processor.
+bench: .venv/developing .benchmarks/venv/ready
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.suite
+
+bench-quick: .venv/developing
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.quick
+
+bench-limit: .benchmarks/venv/ready
+	HF_HUB_OFFLINE=1 .benchmarks/venv/bin/python -m benchmarks.limit
+
 clean:
-	rm -rf .venv .coverage .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .benchmarks .coverage .mypy_cache .pytest_cache .ruff_cache
 
 .venv/serving: requirements.txt
 	$(PYTHON) -m venv .venv
@@ -27,4 +37,9 @@ clean:
 .venv/developing: requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+.benchmarks/venv/ready: requirements.txt benchmarks/requirements.txt
+	$(PYTHON) -m venv .benchmarks/venv
+	.benchmarks/venv/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	touch $@

@@ -1,0 +1,1 @@
+"""Servers made as the documentation of other projects recommends, one file each."""
