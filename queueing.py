@@ -174,7 +174,7 @@ class RequestQueue:
         return min(max(1, math.ceil(self.depth * self._seconds_per_input)), RETRY_AFTER_MAX_S)
 
     def check_serving(self) -> None:
-        """Tell whether requests are admitted, room aside.
+        """Tell early what `submit` would refuse, room aside.
 
         Raises:
             NotServing: Nothing is admitted now.
@@ -182,16 +182,11 @@ class RequestQueue:
         if self.state is not State.READY:
             raise self._not_serving()
 
-    def check_room(self, inputs: int = 1) -> None:
-        """Tell whether `submit` would admit a request.
-
-        Raises:
-            NotServing: Nothing is admitted now.
-            Overloaded: The queue has no room for so many inputs.
-        """
-        self.check_serving()
-        if self.depth + inputs > self._max_depth:
-            raise Overloaded("the queue is full", self.retry_after_s())
+    def overloaded(self, inputs: int = 1) -> Overloaded | None:
+        """Return why so many inputs would not be admitted, or None: there is room."""
+        if self.depth + inputs <= self._max_depth:
+            return None
+        return Overloaded("the queue is full", self.retry_after_s())
 
     def _not_serving(self) -> NotServing:
         return NotServing(f"the server is {self.state}", self.retry_after_s())
@@ -226,7 +221,9 @@ class RequestQueue:
             request.responses.put_nowait(self._not_serving())
 
     def _admit(self, request: Request) -> None:
-        self.check_room(len(request.inputs))
+        self.check_serving()
+        if (overloaded := self.overloaded(len(request.inputs))) is not None:
+            raise overloaded
         self.in_flight.add(request)
         self._idle.clear()
         self.depth += len(request.inputs)

@@ -45,6 +45,8 @@ STATUS: Mapping[type[errors.RequestError], int] = {
     errors.DeadlinePassed: 504,
 }
 
+INFERENCE = ("/", "/predict", "/invocations")
+
 LINKS = {
     "predict": "/",
     "info": "/info",
@@ -91,7 +93,7 @@ async def predict(request: HTTPRequest) -> Response:
     """
     settings = service(request).settings
     http.authorize(request, settings)
-    service(request).queue.check_room()
+    service(request).queue.check_serving()
     deadline = asyncio.get_running_loop().time() + http.timeout_s(request, settings)
     body = await http.read_body(request, settings.max_body_bytes, deadline)
     max_inputs = min(settings.max_inputs_per_request, settings.max_queue_size)
@@ -140,17 +142,22 @@ def _task(request: HTTPRequest) -> str | None:
 
 
 async def on_request_error(request: HTTPRequest, error: Exception) -> Response:
-    """Answer a `RequestError` with its status; leave the cause for the log."""
+    """Answer a `RequestError`; leave the cause for the log."""
     assert isinstance(error, errors.RequestError)
+    request.state.cause = str(error)
+    return refusal(service(request).settings, error)
+
+
+def refusal(settings: Settings, error: errors.RequestError) -> Response:
+    """Return the answer to `error`."""
     status = STATUS[type(error)]
     headers = {}
     if isinstance(error, errors.Overloaded):
-        status = service(request).settings.overload_status
+        status = settings.overload_status
     if isinstance(error, errors.Unavailable):
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, errors.Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    request.state.cause = str(error)
     return JSONResponse({"error": str(error), "error_type": error.error_type}, status, headers)
 
 
@@ -198,12 +205,16 @@ def create_app(settings: Settings, load: Callable[[], Model] | None = None) -> S
     app = Starlette(
         routes=[
             Route("/", Root),
-            *(Route(path, predict, methods=["POST"]) for path in ("/predict", "/invocations")),
+            *(Route(path, predict, methods=["POST"]) for path in INFERENCE if path != "/"),
             *(Route(path, ready) for path in ("/health", "/readyz", "/ping")),
             Route("/livez", live),
             Route("/info", info),
         ],
-        middleware=[Middleware(RequestLog), Middleware(http.Connections)],
+        middleware=[
+            Middleware(http.Door, paths=INFERENCE, refusal=partial(refusal, settings)),
+            Middleware(RequestLog),
+            Middleware(http.Connections),
+        ],
         exception_handlers={
             errors.RequestError: on_request_error,
             HTTPException: on_http_error,

@@ -6,9 +6,9 @@ import json
 import logging
 import re
 import time
-import uuid
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
+from random import getrandbits
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -54,6 +54,12 @@ def configure_logging(settings: Settings) -> None:
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)  # `RequestLog` says more
 
 
+def request_id(scope: Scope) -> str:
+    """Return the client's own id of a request if it is usable, else a new one."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given.decode() if USABLE_ID.fullmatch(given) else f"{getrandbits(128):032x}"
+
+
 class RequestLog:
     """ASGI middleware: an id for every request, the client's own if usable, and a line in the log.
 
@@ -69,17 +75,15 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
-        request_id = given if USABLE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
-        state["request_id"] = request_id.decode()
+        state["request_id"] = request_id(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 total_ms = (time.perf_counter() - started) * 1000
                 message["headers"] = [
                     *message["headers"],
-                    (b"x-request-id", request_id),
+                    (b"x-request-id", state["request_id"].encode()),
                     (b"x-total-time", b"%.1f" % total_ms),
                 ]
                 _log(scope, message["status"], total_ms)

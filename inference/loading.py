@@ -18,7 +18,7 @@ from inference.pipeline import PipelineModel, max_input_tokens
 
 logger = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S = 0.0002
+SWITCH_INTERVAL_S = 0.0001
 ROOT = Path(__file__).parent.parent
 TASK_OF_ARCHITECTURE = {"ForMaskedLM": "fill-mask"}
 MODEL_OF_TASK = {"fill-mask": transformers.AutoModelForMaskedLM}

@@ -14,6 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import errors
+from api import http
 from config import Settings
 from server import STATUS, create_app
 from tests.fakes import FakeModel, Gate
@@ -172,11 +173,12 @@ def test_list_that_no_queue_could_ever_hold_is_413_and_not_503() -> None:
         assert client.post("/", json={"inputs": ["a", "b", "c"]}).status_code == 413
 
 
-@pytest.mark.parametrize("status", [503, 429])
-def test_full_queue_answers_at_once_and_says_when_to_come_back(status: int) -> None:
+@contextmanager
+def full(**settings: Any) -> Iterator[TestClient]:
+    """Yield a client of a server whose queue holds all it may until the end of the block."""
     gate = Gate()
     with (
-        client_for(FakeModel(gate), max_queue_size=1, overload_status=status) as client,
+        client_for(FakeModel(gate), max_queue_size=1, **settings) as client,
         ThreadPoolExecutor() as clients,
     ):
         running = clients.submit(client.post, "/", content="runs")
@@ -184,12 +186,41 @@ def test_full_queue_answers_at_once_and_says_when_to_come_back(status: int) -> N
         queued = clients.submit(client.post, "/", content="waits")
         while client.get("/info").json()["queue_depth"] == 0:
             pass
-        answer = client.post("/", content="refused")
+        yield client
         gate.opened.set()
         assert (running.result().json(), queued.result().json()) == ("RUNS", "WAITS")
+        assert client.post("/", content="again").json() == "AGAIN"
+
+
+@pytest.mark.parametrize("status", [503, 429])
+@pytest.mark.parametrize("body", ["short", "long " * 10_000])
+def test_full_queue_answers_at_once_and_says_when_to_come_back(status: int, body: str) -> None:
+    with full(overload_status=status) as client:
+        answer = client.post("/", content=body, headers={"x-request-id": "mine"})
     assert answer.status_code == status
-    assert answer.json()["error_type"] == "overloaded"
+    assert answer.json() == {"error": "the queue is full", "error_type": "overloaded"}
     assert 1 <= int(answer.headers["retry-after"]) <= 30
+    assert answer.headers["x-request-id"] == "mine"
+
+
+def test_full_queue_refuses_inference_only() -> None:
+    with full() as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/readyz").status_code == 200
+        assert client.post("/nowhere", content="a").status_code == 404
+
+
+def test_many_refusals_are_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "LOG_EVERY_S", 0.5)
+    with full() as client:
+        for _ in range(20):
+            assert client.post("/", content="a").status_code == 503
+        while "refused" not in caplog.text:
+            client.get("/livez")
+    lines = [record.message for record in caplog.records if record.name == "api.http"]
+    assert lines == ["the queue is full: 20 requests refused"]
 
 
 def test_client_may_shorten_the_deadline() -> None:
