@@ -60,7 +60,8 @@ class Int8Linear(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return nearly what nn.Linear returns: [..., in_features] -> [..., out_features]."""
         rows = inputs.reshape(-1, inputs.shape[-1])
-        scales = rows.abs().amax(1, keepdim=True).clamp_(min=1e-12).div_(127)
+        largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
+        scales = largest.clamp_(min=1e-12).div_(127)
         levels = (rows / scales).round_().to(torch.int8)
         sums = torch._int_mm(levels, self.weight).to(inputs.dtype)
         outputs = torch.addcmul(self.bias, sums.mul_(scales), self.scales)
