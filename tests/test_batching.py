@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from batching import Worker, groups
+from batching import Batch, Worker, groups
 from config import Settings
 from errors import (
     ClientGone,
@@ -136,6 +136,24 @@ async def test_deadline_counts_from_the_enqueue_of_the_first_input() -> None:
 
 async def test_zero_wait_takes_what_is_there() -> None:
     assert len(await next_batch_of([0.0, 0.0, 0.0], batch_wait_ms=0)) == 3
+
+
+@pytest.mark.parametrize(("batch_wait_ms", "expected"), [(1, 4), (0, 1)])
+async def test_clients_of_a_large_batch_may_take_a_share_of_its_time_to_return(
+    batch_wait_ms: float, expected: int
+) -> None:
+    options = Settings(batch_wait_ms=batch_wait_ms)
+    queue = RequestQueue(options)
+    queue.start_admitting()
+    worker = Worker(options, queue, FakeModel)
+    now = asyncio.get_running_loop().time
+    worker._last = Batch(size=4, taken_s=100.0, ended_at=now())
+    queue._admit(request("back first"))
+    batch = asyncio.create_task(worker._next_batch())
+    await asyncio.sleep(0.02)
+    for _ in range(3):
+        queue._admit(request("back"))
+    assert len(await asyncio.wait_for(batch, 1)) == expected  # and not the five seconds allowed
 
 
 async def test_late_arrivals_do_not_restart_the_deadline() -> None:
