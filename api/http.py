@@ -195,7 +195,7 @@ def watching(request: HTTPRequest, pending: Request) -> Iterator[None]:
     """Give `pending` up when the client hangs up before the block ends.
 
     uvicorn never cancels a handler, and `is_disconnected` is blind behind some middleware. The
-    watch begins after WATCH_AFTER_S: a task for every request would cost a tenth of its handling.
+    watch begins after WATCH_AFTER_S, to spare most requests a task of their own.
     """
     tasks: list[asyncio.Task[None]] = []
     timer = asyncio.get_running_loop().call_later(

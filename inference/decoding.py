@@ -41,7 +41,7 @@ class Decoder:
 class WordPieceDecoder(Decoder):
     """Decodes what the texts have in common once: a word piece adds the same wherever it comes.
 
-    Ten times as fast as to decode each text; the first piece of a text is an exception.
+    Cheaper than to decode each text; the first piece of a text is an exception.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -139,7 +139,7 @@ def best(logits: torch.Tensor, top_k: int, targets: tuple[int, ...] | None) -> l
 
 
 def top(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what `scores.topk(k)` does to [rows, words], three times as fast where k is small.
+    """Do what `scores.topk(k)` does to [rows, words], faster where k is small.
 
     The k best are in the k blocks that have the best maxima.
     """

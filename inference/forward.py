@@ -221,7 +221,7 @@ def _members(lengths: list[list[int]], width: int) -> tuple[Integers, Integers, 
 def _direct_head(model: PreTrainedModel, encoder: nn.Module) -> nn.Module | None:
     """Return the one module that is the head of `model`, if it is one and answers alone as there.
 
-    To call it saves a millisecond of what transformers does around a forward pass.
+    To call it saves what transformers does around a forward pass.
     """
     heads = [module for module in model.children() if module is not encoder]
     if len(heads) != 1:
