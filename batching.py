@@ -17,32 +17,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from config import Settings
 from errors import LoadError, ModelFailed, RequestError
 from queueing import Entry, RequestQueue, State
+from stages import Model, Output, attempt, groups, prepare_and_run, run
 
 logger = logging.getLogger(__name__)
 
-RETURN_SHARE = 0.05  # of a batch's time, in which those whom it answered may come back
-
-
-class Prepared(Protocol):
-    """One input made ready for the model."""
-
-    @property
-    def tokens(self) -> int:
-        """Length in tokens."""
-
-    @property
-    def group(self) -> str:
-        """Inputs share a forward pass only within the same group."""
+# Of a batch's time, and at most: how long those whom it answered may take to come back.
+RETURN_SHARE = 0.05
+RETURN_MAX_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +43,6 @@ class Batch:
     size: int
     taken_s: float
     ended_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What the model answers to one input."""
-
-    value: Any
-
-
-class Model(Protocol):
-    """What the worker needs of a model. `prepare` and `run` are called in the model thread.
-
-    Their result is as long as their argument. A `RequestError` in it refuses that input alone;
-    if the call raises, the worker looks for the culprit by halving the batch.
-    """
-
-    @property
-    def info(self) -> Mapping[str, Any]:
-        """JSON-ready facts for people; at least model_id and task."""
-
-    @property
-    def pads(self) -> bool:
-        """Whether a batch costs as if each of its inputs were as long as the longest."""
-
-    def prepare(
-        self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]
-    ) -> Sequence[Prepared | RequestError]:
-        """Validate and tokenise (input, parameters) pairs."""
-
-    def run(self, batch: Sequence[Any]) -> Sequence[Any]:
-        """Return the JSON-ready outputs for what `prepare` made, all of one group."""
 
 
 class Worker:
@@ -146,9 +106,9 @@ class Worker:
         batch = await self._next_batch()
         started = asyncio.get_running_loop().time()
         split = partial(groups, max_tokens=self._settings.max_batch_tokens, pads=model.pads)
-        prepared = _answer(await self._stage(partial(_prepare_and_run, model, split), batch))
+        prepared = _answer(await self._stage(partial(prepare_and_run, model, split), batch))
         for members in split([entry.value for entry in prepared]):
-            _answer(await self._stage(partial(_run, model), [prepared[i] for i in members]))
+            _answer(await self._stage(partial(run, model), [prepared[i] for i in members]))
         ended = asyncio.get_running_loop().time()
         self._queue.record_drain(len(batch), ended - started)
         self._last = Batch(len(batch), ended - started, ended)
@@ -167,14 +127,18 @@ class Worker:
         deadline = expected_by = batch[0].enqueued_at
         if self._last.size != 1 and self._settings.batch_wait_ms:
             deadline += self._settings.batch_wait_ms / 1000
-            expected_by = max(deadline, self._last.ended_at + RETURN_SHARE * self._last.taken_s)
+            return_s = min(RETURN_SHARE * self._last.taken_s, RETURN_MAX_S)
+            expected_by = max(deadline, self._last.ended_at + return_s)
         with suppress(TimeoutError):
             while len(batch) < self._settings.max_batch_size:
                 until = expected_by if len(batch) < self._last.size else deadline
-                if self._queue.depth == 0 and now() >= until:
-                    break
-                async with asyncio.timeout_at(until if self._queue.depth == 0 else None):
+                if self._queue.depth:
                     batch.append(await self._queue.take())
+                elif now() < until:
+                    async with asyncio.timeout_at(until):
+                        batch.append(await self._queue.take())
+                else:
+                    break
         return batch
 
     async def _stage(
@@ -204,54 +168,13 @@ class Worker:
         """Call `function` in the model thread; return its result, or the exception it raised."""
         loop = asyncio.get_running_loop()
         self.call_started_at = loop.time()
-        outcome = await loop.run_in_executor(self._thread, _attempt, function, *arguments)
+        outcome = await loop.run_in_executor(self._thread, attempt, function, *arguments)
         self.call_started_at = None
         if isinstance(outcome, LoadError):
             raise outcome
         if isinstance(outcome, SystemExit | KeyboardInterrupt):
             raise RuntimeError("the model ended its thread") from outcome
         return outcome
-
-
-def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `function` and return what it raises: a future cannot carry every exception.
-
-    StopIteration would leave the worker waiting for ever, SystemExit would tear the loop down. And
-    a panic of the tokenizer, which is written in Rust, is no Exception, but the input's fault.
-    """
-    try:
-        return function(*arguments)
-    except BaseException as error:  # noqa: BLE001 - whatever a model raises must not end the worker
-        return error
-
-
-def _prepare_and_run(
-    model: Model, split: Callable[[Sequence[Prepared]], list[list[int]]], values: list[Any]
-) -> list[Any]:
-    """Prepare a batch and, if it needs no more than one forward pass, run it.
-
-    In one call, since each return to the event loop waits behind the requests that it handles.
-    """
-    prepared = _checked(model.prepare(values), values)
-    valid = [value for value in prepared if not isinstance(value, RequestError)]
-    if len(split(valid)) != 1:
-        return prepared
-    outputs = iter(_run(model, valid))
-    return [value if isinstance(value, RequestError) else next(outputs) for value in prepared]
-
-
-def _run(model: Model, prepared: list[Any]) -> list[Any]:
-    """Run one forward pass."""
-    outputs = _checked(model.run(prepared), prepared)
-    return [each if isinstance(each, RequestError) else Output(each) for each in outputs]
-
-
-def _checked(results: Sequence[Any], values: list[Any]) -> list[Any]:
-    """Return `results` if there is one for every value."""
-    results = list(results)
-    if len(results) != len(values):
-        raise RuntimeError(f"the model gave {len(results)} results for {len(values)} inputs")
-    return results
 
 
 def _passed(entries: list[Entry], results: Sequence[Any], stage_s: float) -> Iterator[Entry]:
@@ -273,26 +196,3 @@ def _answer(entries: list[Entry]) -> list[Entry]:
         if isinstance(entry.value, Output):
             entry.answer(entry.value.value)
     return [entry for entry in entries if not isinstance(entry.value, Output)]
-
-
-def groups(prepared: Sequence[Prepared], max_tokens: int, pads: bool) -> list[list[int]]:
-    """Split prepared inputs into forward passes; return the indices of each.
-
-    Each has one group, and within `max_tokens` tokens, counted as if all were as long as the
-    longest if the model `pads`; an input that is longer than that goes alone.
-    """
-    by_group: dict[str, list[int]] = {}
-    for index, each in enumerate(prepared):
-        by_group.setdefault(each.group, []).append(index)
-    passes: list[list[int]] = []
-    for members in by_group.values():
-        chunk: list[int] = []
-        longest = total = 0
-        for index in members:
-            tokens = prepared[index].tokens
-            longest, total = max(longest, tokens), total + tokens
-            if not chunk or (longest * (len(chunk) + 1) if pads else total) > max_tokens:
-                chunk, longest, total = [], tokens, tokens
-                passes.append(chunk)
-            chunk.append(index)
-    return passes

@@ -183,8 +183,8 @@ class RequestQueue:
             raise self._not_serving()
 
     def overloaded(self, inputs: int = 1) -> Overloaded | None:
-        """Return why so many inputs would not be admitted, or None: there is room."""
-        if self.depth + inputs <= self._max_depth:
+        """Return that there is no room for so many inputs, or None: there is, or nothing serves."""
+        if self.state is not State.READY or self.depth + inputs <= self._max_depth:
             return None
         return Overloaded("the queue is full", self.retry_after_s())
 

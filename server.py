@@ -21,10 +21,11 @@ from starlette.routing import Route
 
 import errors
 from api import http, huggingface
-from batching import Model, Worker
+from batching import Worker
 from config import ConfigurationError, Settings, load_settings
 from lifecycle import supervise
 from queueing import Request, RequestQueue
+from stages import Model
 from telemetry import RequestLog, configure_logging
 
 logger = logging.getLogger(__name__)

@@ -40,12 +40,12 @@ BERT-base, *tiny* has 2 layers of 128; both have 30,522 words. onequeue runs wit
 METHOD = """\
 ## How it is measured
 
-* One server runs at a time, on the same cores as the load generator, which takes 15 to 30 µs of
-  processor time per request of a closed loop. Each is warmed up first.
+* One server runs at a time, on the same cores as the load generator. Each is warmed up first.
 * All are measured in two rounds of opposite order; figures are medians over rounds, and a ratio is
   formed within a round.
 * Peers run twice: as their documentation has it, with batches of up to 32 where they batch, and
-  with the best setting found for 32 clients by `python -m benchmarks.peers.search`. "2 x 1 threads,
+  with the best setting found for 32 clients. `python -m benchmarks.peers.search` tries all; for the
+  tiny shape it did, for the base shape twenty of the likeliest were tried. "2 x 1 threads,
   batch 4" means two processes with one torch thread each and batches of up to 4. Variants are
   explained in the files of [benchmarks/peers](../benchmarks/peers).
 * The rate counts answers up to the last one that came in time. Latencies leave out the first

@@ -8,8 +8,7 @@ tokens alone, as sequences of one token: a vocabulary is never projected where n
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
@@ -17,19 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from inference.heads import behind, direct_head
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Block = list[list[int]]  # rows, and in each row the indices of its inputs
 Plan = Callable[[Sequence[int]], list[Block]]  # lengths in tokens -> blocks
 
-GRAPH_TOKENS = 512  # wider rows have a block of their own, and would need a large mask
-
-# What a model may raise that is asked in a way it was not made for.
-FAULTS = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
+GRAPH_TOKENS = 512  # an input beyond has a block of its own, and would need a large mask
 
 # These count positions from pad_token_id + 1; fewer tokens fit than there are position embeddings.
 OFFSET_POSITIONS = frozenset(
@@ -87,7 +83,7 @@ class Forward:
         self._plan = plan
         self._encoder = model.base_model if split else model
         self._graph: Callable[..., torch.Tensor] | None = None
-        self._direct_head = _direct_head(model, self._encoder) if split else None
+        self._direct_head = direct_head(model, self._encoder) if split else None
         self._position_offset = position_offset
         self._pad = {"input_ids": model.config.pad_token_id or 0}
 
@@ -96,11 +92,11 @@ class Forward:
         found: list[torch.Tensor] = []
         order: list[int] = []
         for block in self._plan([encoded.tokens for encoded in batch]):
-            arguments = self._arguments(block, batch)
-            if self._graph is not None and "position_ids" in arguments:
-                hidden = self._graph(*arguments.values())
+            packed = max(map(len, block)) > 1
+            if self._graph is not None and (packed or batch[block[0][0]].tokens <= GRAPH_TOKENS):
+                hidden = self._graph(*self._arguments(block, batch, packed=True).values())
             else:
-                hidden = self._encoder(**arguments)[0]
+                hidden = self._encoder(**self._arguments(block, batch, packed))[0]
             if hidden.dim() == 3:  # else the whole model gave one output for each input
                 hidden = hidden.flatten(0, 1)[_wanted(block, batch, hidden.shape[1])]
             found.append(hidden)
@@ -118,7 +114,7 @@ class Forward:
         if self._direct_head is not None:
             outputs: torch.Tensor = self._direct_head(hidden)
         else:
-            outputs = _behind(self._model, self._encoder, hidden)
+            outputs = behind(self._model, self._encoder, hidden)
         return outputs.flatten(0, -2)
 
     def as_graph(self, batch: Sequence[Encoded]) -> Forward:
@@ -131,9 +127,8 @@ class Forward:
             RuntimeError: The encoder has no graph.
         """
         graph = copy(self)
-        graph._graph = torch.nn.Identity()  # from here on, arguments are those of packed rows
-        (block, *_) = self._plan([encoded.tokens for encoded in batch])
-        arguments = graph._arguments(block, batch)
+        block = self._plan([encoded.tokens for encoded in batch])[-1]
+        arguments = self._arguments(block, batch, packed=True)
         names = list(arguments)
 
         def run(*values: torch.Tensor) -> torch.Tensor:
@@ -146,8 +141,14 @@ class Forward:
             graph._graph = trace(run, tuple(arguments.values()), check_trace=False)
         return graph
 
-    def _arguments(self, block: Block, batch: Sequence[Encoded]) -> dict[str, Any]:
-        """Return the encoder's arguments for a block: tensors [rows, width], and the mask."""
+    def _arguments(self, block: Block, batch: Sequence[Encoded], packed: bool) -> dict[str, Any]:
+        """Return the encoder's arguments for a block: tensors [rows, width], and the mask.
+
+        Args:
+            block: Of `batch`.
+            batch: All of it.
+            packed: Tell members of a row apart; otherwise each row has one, and maybe padding.
+        """
         lengths = [[batch[index].tokens for index in row] for row in block]
         width = max(map(sum, lengths))
         arguments: dict[str, Any] = {
@@ -159,8 +160,7 @@ class Forward:
             for name in batch[0].features
         }
         places, members, ends = _members(lengths, width)
-        single = all(len(row) == 1 for row in block)
-        if single and (self._graph is None or width > GRAPH_TOKENS):
+        if not packed:
             arguments["attention_mask"] = self._tensor((~ends).astype(np.int64))
             return arguments
         places[ends] = 0  # an end may be longer than the model knows positions
@@ -218,33 +218,6 @@ def _members(lengths: list[list[int]], width: int) -> tuple[Integers, Integers, 
     return places.reshape(shape), members, members == last[:, None]
 
 
-def _direct_head(model: PreTrainedModel, encoder: nn.Module) -> nn.Module | None:
-    """Return the one module that is the head of `model`, if it is one and answers alone as there.
-
-    To call it saves what transformers does around a forward pass.
-    """
-    heads = [module for module in model.children() if module is not encoder]
-    if len(heads) != 1:
-        return None
-    try:
-        hidden = torch.randn(2, 1, model.config.hidden_size, dtype=model.dtype, device=model.device)
-        with torch.inference_mode():
-            same = torch.equal(heads[0](hidden), _behind(model, encoder, hidden))
-    except FAULTS:
-        return None
-    return heads[0] if same else None
-
-
-def _behind(model: PreTrainedModel, encoder: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Return what `model` makes of the encoder's output `hidden`: [tokens, 1, outputs]."""
-    pooler = getattr(encoder, "pooler", None)
-    pooled = pooler(hidden) if pooler is not None else None
-    ones = torch.ones(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-    with _returning(encoder, BaseModelOutputWithPooling(hidden, pooled)):
-        outputs: torch.Tensor = model(input_ids=ones, attention_mask=ones)[0]
-    return outputs
-
-
 def _wanted(block: Block, batch: Sequence[Encoded], width: int) -> list[int]:
     """Return where the wanted tokens of `block` are in its flattened rows."""
     places: list[int] = []
@@ -254,13 +227,3 @@ def _wanted(block: Block, batch: Sequence[Encoded], width: int) -> list[int]:
             places += [start + position for position in batch[index].wanted]
             start += batch[index].tokens
     return places
-
-
-@contextmanager
-def _returning(module: nn.Module, output: Any) -> Iterator[None]:
-    """Let `module` return `output`, whatever it is called with."""
-    module.forward = lambda *_args, **_kwargs: output
-    try:
-        yield
-    finally:
-        del module.forward

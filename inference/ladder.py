@@ -19,7 +19,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference import plans, tuning
-from inference.forward import FAULTS, Encoded, Forward, position_offset
+from inference.forward import Encoded, Forward, position_offset
+from inference.heads import FAULTS
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def climb(model: PreTrainedModel, probes: Sequence[Encoded], reference: torch.Te
             reason = _reason(fault)
         else:
             if difference <= TOLERANCE:
-                return _kept(rung, {"largest_difference": difference}, refused)
+                return _kept(rung, difference, refused)
             reason = f"differs by {difference:.1e}, more than {TOLERANCE:.0e}"
         refused[rung.name] = reason
     raise RuntimeError(f"no way to run it: {refused}")
@@ -118,7 +119,7 @@ def check_close(rung: Rung, probes: Sequence[Encoded], reference: torch.Tensor, 
     logger.info("%s: the outputs differ by %.1f %% of their spread", dtype, share * 100)
     if not share <= CLOSE[dtype]:
         raise ValueError(f"dtype {dtype}: the outputs differ by {share:.0%} of their spread")
-    return replace(rung, facts={**rung.facts, "dtype": dtype, "difference_to_float32": share})
+    return replace(rung, facts={**rung.facts, "difference_to_float32": share})
 
 
 def answers(forward: Forward, batch: Sequence[Encoded]) -> torch.Tensor:
@@ -185,14 +186,13 @@ def _rungs(model: PreTrainedModel, probes: Sequence[Encoded]) -> Iterator[Rung]:
         yield Rung(name, Forward(model, plans.one_by_one, split=split))
 
 
-def _kept(rung: Rung, facts: dict[str, Any], refused: dict[str, str]) -> Rung:
-    facts = {"path": rung.name} | facts | ({"refused": refused} if refused else {})
+def _kept(rung: Rung, difference: float, refused: dict[str, str]) -> Rung:
+    """Tell people which way it is, and why none before it."""
+    reasons = "".join(f"; not {name}: {reason}" for name, reason in refused.items())
     logger.info(
-        "batches run %s: largest difference %.1e on the probes%s",
-        rung.name,
-        facts["largest_difference"],
-        "".join(f"; not {name}: {reason}" for name, reason in refused.items()),
+        "batches run %s: largest difference %.1e on the probes%s", rung.name, difference, reasons
     )
+    facts = {"path": rung.name, "largest_difference": difference, "refused": refused}
     return replace(rung, facts=facts)
 
 

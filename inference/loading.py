@@ -42,7 +42,7 @@ def load(settings: Settings) -> PipelineModel:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         pipeline, dtype = _pipeline(settings)
-        model = PipelineModel(pipeline, _rung(pipeline, dtype), settings)
+        model = PipelineModel(pipeline, _rung(pipeline, dtype), dtype, settings)
         model.warm_up()
         gc.collect()
         gc.freeze()  # a full collection of all that was loaded would hold every request up 0.2 s
@@ -132,7 +132,8 @@ def _dtype(name: str, device: str, config: transformers.PretrainedConfig) -> str
         raise ValueError("dtype int8 is for the CPU")
     if name != "auto":
         return name
-    return "float32" if device == "cpu" else str(config.dtype or "float32").removeprefix("torch.")
+    stored = str(config.dtype).removeprefix("torch.")
+    return stored if device != "cpu" and stored in ladder.CLOSE else "float32"
 
 
 def _device(name: str) -> str:

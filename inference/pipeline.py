@@ -57,10 +57,11 @@ class PipelineModel:
     Args:
         pipeline: Of a task that tokenises text; not used by anybody else.
         rung: How its model runs batches.
+        dtype: The precision of its model.
         settings: Names the model.
     """
 
-    def __init__(self, pipeline: Pipeline, rung: Rung, settings: Settings) -> None:
+    def __init__(self, pipeline: Pipeline, rung: Rung, dtype: str, settings: Settings) -> None:
         self._pipeline = pipeline
         self._tokenizer = pipeline.tokenizer
         self._forward = rung.forward
@@ -76,7 +77,7 @@ class PipelineModel:
             "revision": settings.revision,
             "task": pipeline.task,
             "architecture": type(pipeline.model).__name__,
-            "dtype": rung.facts.get("dtype", "float32"),
+            "dtype": dtype,
             "device": str(pipeline.device),
             "max_input_tokens": self._max_tokens,
             "batching": rung.facts,

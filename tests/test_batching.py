@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from batching import Batch, Worker, groups
+import batching
+from batching import Batch, Worker
 from config import Settings
 from errors import (
     ClientGone,
@@ -21,7 +22,7 @@ from errors import (
     Rejected,
 )
 from queueing import Entry, Request, RequestQueue, State
-from tests.fakes import FakeModel, FakePrepared, Gate
+from tests.fakes import FakeModel, Gate
 
 pytestmark = pytest.mark.anyio
 
@@ -140,8 +141,9 @@ async def test_zero_wait_takes_what_is_there() -> None:
 
 @pytest.mark.parametrize(("batch_wait_ms", "expected"), [(1, 4), (0, 1)])
 async def test_clients_of_a_large_batch_may_take_a_share_of_its_time_to_return(
-    batch_wait_ms: float, expected: int
+    batch_wait_ms: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batching, "RETURN_MAX_S", 5.0)
     options = Settings(batch_wait_ms=batch_wait_ms)
     queue = RequestQueue(options)
     queue.start_admitting()
@@ -156,6 +158,16 @@ async def test_clients_of_a_large_batch_may_take_a_share_of_its_time_to_return(
     assert len(await asyncio.wait_for(batch, 1)) == expected  # and not the five seconds allowed
 
 
+async def test_clients_of_a_batch_of_minutes_get_no_more_than_the_bound_to_return() -> None:
+    options = Settings()
+    queue = RequestQueue(options)
+    queue.start_admitting()
+    worker = Worker(options, queue, FakeModel)
+    worker._last = Batch(size=4, taken_s=600.0, ended_at=asyncio.get_running_loop().time())
+    queue._admit(request("alone"))
+    assert len(await asyncio.wait_for(worker._next_batch(), 1)) == 1
+
+
 async def test_late_arrivals_do_not_restart_the_deadline() -> None:
     options = Settings(batch_wait_ms=60)
     queue = RequestQueue(options)
@@ -166,36 +178,6 @@ async def test_late_arrivals_do_not_restart_the_deadline() -> None:
             queue._admit(request("x"))
         await asyncio.sleep(0.005)
     assert 1 <= len(await batch) < 32  # a deadline that restarts would fill the batch
-
-
-def of_lengths(tokens: list[int], names: str = "") -> list[FakePrepared]:
-    return [
-        FakePrepared("x", n, name)
-        for n, name in zip(tokens, names or [""] * len(tokens), strict=True)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "cap", "pads", "expected"),
-    [
-        ([1, 1, 1], 3, True, [[0, 1, 2]]),
-        ([1, 1, 1, 1], 3, True, [[0, 1, 2], [3]]),
-        ([2, 1, 3], 6, True, [[0, 1], [2]]),
-        ([2, 1, 3], 6, False, [[0, 1, 2]]),
-        ([2, 1, 3, 1], 6, False, [[0, 1, 2], [3]]),
-        ([10, 1], 3, True, [[0], [1]]),
-        ([10, 1], 3, False, [[0], [1]]),
-        ([], 3, True, []),
-    ],
-)
-def test_groups_stay_within_the_token_cap(
-    tokens: list[int], cap: int, pads: bool, expected: list[list[int]]
-) -> None:
-    assert groups(of_lengths(tokens), cap, pads) == expected
-
-
-def test_groups_never_mix_forward_parameters() -> None:
-    assert groups(of_lengths([1, 2, 3], "aba"), 100, pads=True) == [[0, 2], [1]]
 
 
 async def test_token_cap_splits_a_batch() -> None:

@@ -18,6 +18,13 @@ def layer(bias: bool = True) -> nn.Linear:
     return nn.Linear(256, 512, bias=bias).requires_grad_(False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_layers_of_every_precision_are_tried(dtype: torch.dtype) -> None:
+    model = Tied().to(dtype)
+    linear.lay_out(model)
+    assert model.inner(INPUTS.to(dtype)).dtype is dtype
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_layer_answers_like_the_layer(bias: bool, dtype: torch.dtype) -> None:

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 import errors
 from api import http
 from config import Settings
+from queueing import State
 from server import STATUS, create_app
 from tests.fakes import FakeModel, Gate
 
@@ -208,6 +209,16 @@ def test_full_queue_refuses_inference_only() -> None:
         assert client.get("/").status_code == 200
         assert client.get("/readyz").status_code == 200
         assert client.post("/nowhere", content="a").status_code == 404
+
+
+def test_full_queue_that_drains_says_that_it_drains() -> None:
+    with full() as client:
+        queue = client.app.state.service.queue  # type: ignore[attr-defined]
+        queue.stop_admitting()
+        answer = client.post("/", content="a")
+        queue.state = State.READY
+    assert answer.json()["error"] == "the server is draining"
+    assert answer.headers["connection"] == "close"
 
 
 def test_many_refusals_are_one_line_in_the_log(

@@ -18,7 +18,7 @@ class Peer:
     Attributes:
         contestant: How it is started and asked, without model and setting.
         natural: As its documentation has it, with batches of 32 where it batches.
-        best: The setting found best at 32 clients, by shape; `benchmarks.peers.search` finds it.
+        best: The setting found best at 32 clients, by shape (`benchmarks.peers.search`).
         batches: What the search tries as largest batch.
         variants: What the search tries as variant.
     """

@@ -1,0 +1,119 @@
+"""What the worker asks of a model, and what it calls in the model thread.
+
+Nothing here knows of requests, the queue or the event loop: values go in, values come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from errors import RequestError
+
+
+class Prepared(Protocol):
+    """One input made ready for the model."""
+
+    @property
+    def tokens(self) -> int:
+        """Length in tokens."""
+
+    @property
+    def group(self) -> str:
+        """Inputs share a forward pass only within the same group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the model answers to one input."""
+
+    value: Any
+
+
+class Model(Protocol):
+    """What the worker needs of a model. `prepare` and `run` are called in the model thread.
+
+    Their result is as long as their argument. A `RequestError` in it refuses that input alone;
+    if the call raises, the worker looks for the culprit by halving the batch.
+    """
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """JSON-ready facts for people; at least model_id and task."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether a batch costs as if each of its inputs were as long as the longest."""
+
+    def prepare(
+        self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]
+    ) -> Sequence[Prepared | RequestError]:
+        """Validate and tokenise (input, parameters) pairs."""
+
+    def run(self, batch: Sequence[Any]) -> Sequence[Any]:
+        """Return the JSON-ready outputs for what `prepare` made, all of one group."""
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `function` and return what it raises: a future cannot carry every exception.
+
+    StopIteration would leave the worker waiting for ever, SystemExit would tear the loop down. And
+    a panic of the tokenizer, which is written in Rust, is no Exception, but the input's fault.
+    """
+    try:
+        return function(*arguments)
+    except BaseException as error:  # noqa: BLE001 - whatever a model raises must not end the worker
+        return error
+
+
+def prepare_and_run(
+    model: Model, split: Callable[[Sequence[Prepared]], list[list[int]]], values: list[Any]
+) -> list[Any]:
+    """Prepare a batch and, if it needs no more than one forward pass, run it.
+
+    In one call, since each return to the event loop waits behind the requests that it handles.
+    """
+    prepared = _checked(model.prepare(values), values)
+    valid = [value for value in prepared if not isinstance(value, RequestError)]
+    if len(split(valid)) != 1:
+        return prepared
+    outputs = iter(run(model, valid))
+    return [value if isinstance(value, RequestError) else next(outputs) for value in prepared]
+
+
+def run(model: Model, prepared: list[Any]) -> list[Any]:
+    """Run one forward pass."""
+    outputs = _checked(model.run(prepared), prepared)
+    return [each if isinstance(each, RequestError) else Output(each) for each in outputs]
+
+
+def _checked(results: Sequence[Any], values: list[Any]) -> list[Any]:
+    """Return `results` if there is one for every value."""
+    results = list(results)
+    if len(results) != len(values):
+        raise RuntimeError(f"the model gave {len(results)} results for {len(values)} inputs")
+    return results
+
+
+def groups(prepared: Sequence[Prepared], max_tokens: int, pads: bool) -> list[list[int]]:
+    """Split prepared inputs into forward passes; return the indices of each.
+
+    Each has one group, and within `max_tokens` tokens, counted as if all were as long as the
+    longest if the model `pads`; an input that is longer than that goes alone.
+    """
+    by_group: dict[str, list[int]] = {}
+    for index, each in enumerate(prepared):
+        by_group.setdefault(each.group, []).append(index)
+    passes: list[list[int]] = []
+    for members in by_group.values():
+        chunk: list[int] = []
+        longest = total = 0
+        for index in members:
+            tokens = prepared[index].tokens
+            longest, total = max(longest, tokens), total + tokens
+            if not chunk or (longest * (len(chunk) + 1) if pads else total) > max_tokens:
+                chunk, longest, total = [], tokens, tokens
+                passes.append(chunk)
+            chunk.append(index)
+    return passes
