@@ -29,6 +29,7 @@ TRIAL_ROUNDS = 5
 GAIN = 1.1  # less is noise
 LEAST_PACKED_FEATURES = 256  # smaller layers gain nothing
 LEAST_INT8_FEATURES = 64
+LEVELS = 126  # on each side of zero; rounding in bfloat16 may add one
 FAULTS = (RuntimeError, AttributeError)
 
 
@@ -59,18 +60,23 @@ class Int8Linear(nn.Module):
         super().__init__()
         weight = layer.weight.detach().float()
         self.scales = weight.abs().amax(1).clamp_(min=1e-12).div_(127)
-        self.weight = (weight / self.scales[:, None]).round_().to(torch.int8).t()
-        self.bias = torch.zeros_like(self.scales) if layer.bias is None else layer.bias.detach()
+        levels = (weight / self.scales[:, None]).round_().to(torch.int8)
+        self.weight = torch.ops.onednn.qlinear_prepack(levels, None)
+        self.zeros = torch.zeros(layer.out_features, dtype=torch.int64)
+        bias = layer.weight.new_zeros(()) if layer.bias is None else layer.bias.detach()
+        self.bias = nn.Parameter(bias, requires_grad=False)  # so that it is cast with the others
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return nearly what nn.Linear returns: [..., in_features] -> [..., out_features]."""
         rows = inputs.reshape(-1, inputs.shape[-1])
-        largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
-        scales = largest.clamp_(min=1e-12).div_(127)
-        levels = (rows / scales).round_().to(torch.int8)
-        sums = torch._int_mm(levels, self.weight).to(inputs.dtype)
-        outputs = torch.addcmul(self.bias, sums.mul_(scales), self.scales)
-        return outputs.view(*inputs.shape[:-1], -1)
+        largest = rows.abs().amax(1, keepdim=True)
+        scales = largest.clamp_(min=1e-12).div_(LEVELS)
+        levels = (rows * scales.reciprocal()).round_().to(torch.int8)
+        outputs = torch.ops.onednn.qlinear_pointwise(
+            levels, 1.0, 0, self.weight, self.scales, self.zeros, None,
+            1.0, 0, inputs.dtype, "none", [], "",
+        )  # fmt: skip
+        return torch.addcmul(self.bias, outputs, scales).view(*inputs.shape[:-1], -1)
 
 
 def lay_out(model: nn.Module) -> int:
@@ -96,6 +102,8 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
 def quantize(model: nn.Module) -> int:
     """Replace the linear layers of `model` with `Int8Linear`; return how many.
 
+    The rest is cast to bfloat16 if the processor computes in it.
+
     Raises:
         ValueError: There is none that it can do for.
     """
@@ -106,6 +114,8 @@ def quantize(model: nn.Module) -> int:
             count += 1
     if not count:
         raise ValueError("dtype int8: no layer of this model can be quantized here")
+    if torch.cpu.get_capabilities().get("avx512_bf16"):
+        cast(model, torch.bfloat16)
     return count
 
 

@@ -14,6 +14,7 @@ from transformers.pipelines.base import Pipeline
 from config import Settings
 from errors import LoadError
 from inference import ladder, linear
+from inference.joining import join
 from inference.pipeline import PipelineModel, max_input_tokens
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ def _rung(pipeline: Pipeline, dtype: str) -> ladder.Rung:
     probes = ladder.make_probes(pipeline.tokenizer, words, max_input_tokens(pipeline))
     reference = ladder.answers(ladder.untouched(model), probes)
     on_cpu = model.device.type == "cpu"
+    join(model, lambda: ladder.answers(ladder.untouched(model), probes))
     if dtype == "float32" and on_cpu:
         linear.lay_out(model)
     rung = ladder.climb(model, probes, reference)

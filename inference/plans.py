@@ -7,29 +7,32 @@ from itertools import groupby
 
 from inference.forward import Block, Plan
 
+BLOCK_TOKENS = 2048  # the weights are read once for each block, so much fewer cost time
 CLOSE = 1.03  # padded tokens to real ones beyond which another row is tried
 
 
-def packed(row_tokens: int) -> Plan:
+def packed(row_tokens: int, block_tokens: int = BLOCK_TOKENS) -> Plan:
     """Put several inputs in one row: no padding but at the ends of rows.
 
     Rows hold at most `row_tokens`, since attention costs the square of their width, and are as even
-    as the inputs allow; an input that is longer has a block of its own. After Krell et al. 2021,
-    arXiv 2107.02027.
+    as the inputs allow; an input that is longer has a block of its own. Blocks hold at most
+    `block_tokens`, since a call needs memory for each. After Krell et al. 2021, arXiv 2107.02027.
     """
 
     def plan(lengths: Sequence[int]) -> list[Block]:
         short = [index for index, length in enumerate(lengths) if length <= row_tokens]
         blocks = [[[index]] for index, length in enumerate(lengths) if length > row_tokens]
-        if short:
-            blocks.append(_even_rows(lengths, short, row_tokens))
-        return blocks
+        rows = _even_rows(lengths, short, row_tokens)
+        calls = -(-len(rows) * row_tokens // block_tokens)
+        return blocks + [rows[call::calls] for call in range(calls)]
 
     return plan
 
 
 def _even_rows(lengths: Sequence[int], indices: Sequence[int], row_tokens: int) -> Block:
     """Return the rows of the narrowest width found, times their number."""
+    if not indices:
+        return []
     total, longest = (of(lengths[index] for index in indices) for of in (sum, max))
     fewest = -(-total // row_tokens)
     best: Block = []

@@ -59,3 +59,10 @@ def test_groups_cost_the_least_that_any_cut_costs(overhead: float) -> None:
         for cut in itertools.combinations(range(1, len(lengths)), size)
     )
     assert cost(plans.grouped(overhead)(lengths)) == min(map(cost, every_cut))
+
+
+def test_blocks_hold_no_more_than_they_may() -> None:
+    lengths = [100] * 32
+    blocks = plans.packed(128, block_tokens=1024)(lengths)
+    assert [len(block) for block in blocks] == [8] * 4
+    assert sorted(index for block in blocks for row in block for index in row) == list(range(32))
