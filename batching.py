@@ -194,5 +194,5 @@ def _answer(entries: list[Entry]) -> list[Entry]:
     """Answer the entries that have their output; return the others."""
     for entry in entries:
         if isinstance(entry.value, Output):
-            entry.answer(entry.value.value)
+            entry.answer(entry.value.value, entry.value.tokens)
     return [entry for entry in entries if not isinstance(entry.value, Output)]

@@ -35,6 +35,25 @@ def alias(name: str) -> Any:
     return Field(validation_alias=AliasChoices(name, f"hf_{name}"))
 
 
+Task = Literal[
+    "fill-mask",
+    "text-classification",
+    "token-classification",
+    "zero-shot-classification",
+    "feature-extraction",
+]
+TASK_ALIASES = {
+    "ner": "token-classification",
+    "sentiment-analysis": "text-classification",
+    "sentence-similarity": "feature-extraction",
+}
+
+
+def task_name(value: Any) -> Any:
+    """Return the one name of a task that has several."""
+    return TASK_ALIASES.get(value, value) if isinstance(value, str) else value
+
+
 def number(value: Any) -> Any:
     """Read digits as a number, for the sake of the environment."""
     return int(value) if isinstance(value, str) and value.isdecimal() else value
@@ -84,8 +103,8 @@ class Settings(BaseSettings):
 
     model_id: Annotated[str, alias("model_id")] = "models/tiny-fill-mask"
     """Hub id or folder; looked for in the working directory, then beside this file."""
-    task: Annotated[Literal["fill-mask"] | None, alias("task")] = None
-    """A transformers pipeline task; so far fill-mask."""
+    task: Annotated[Task | None, BeforeValidator(task_name), alias("task")] = None
+    """A transformers pipeline task; by default what the model was saved for."""
     revision: Annotated[str | None, alias("revision")] = None
     """Branch, tag or commit of a hub model."""
     trust_remote_code: Annotated[bool, alias("trust_remote_code")] = False

@@ -29,6 +29,7 @@ class Response:
     Attributes:
         index: Position of the input in its request.
         output: What the pipeline returns for this input.
+        tokens: Length of the input in tokens.
         queue_ms: Time from admission until a batch took the input.
         inference_ms: Time of the forward pass and the making of its answers.
         batch_size: Inputs in that forward pass.
@@ -36,6 +37,7 @@ class Response:
 
     index: int
     output: Any
+    tokens: int
     queue_ms: float
     inference_ms: float
     batch_size: int
@@ -91,11 +93,16 @@ class Entry:
         """Tell whether anybody still waits for the answer."""
         return not self.request.closed and now < self.request.deadline
 
-    def answer(self, output: Any) -> None:
+    def answer(self, output: Any, tokens: int) -> None:
         """Send `output` to the request."""
-        queue_ms = (self.taken_at - self.enqueued_at) * 1000
-        inference_ms = self.stage_s * 1000
-        response = Response(self.index, output, queue_ms, inference_ms, self.batch_size)
+        response = Response(
+            self.index,
+            output,
+            tokens,
+            queue_ms=(self.taken_at - self.enqueued_at) * 1000,
+            inference_ms=self.stage_s * 1000,
+            batch_size=self.batch_size,
+        )
         self.request.responses.put_nowait(response)
 
     def refuse(self, error: RequestError) -> None:

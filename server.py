@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
@@ -16,15 +18,17 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 import errors
-from api import http, huggingface
+from api import http, huggingface, openai
+from api.tasks import FORMATS
 from batching import Worker
 from config import ConfigurationError, Settings, load_settings
 from lifecycle import supervise
 from queueing import Request, RequestQueue
+from queueing import Response as QueueResponse
 from stages import Model
 from telemetry import RequestLog, configure_logging
 
@@ -46,7 +50,15 @@ STATUS: Mapping[type[errors.RequestError], int] = {
     errors.DeadlinePassed: 504,
 }
 
-INFERENCE = ("/", "/predict", "/invocations")
+PREDICT = ("/", "/predict", "/invocations")
+EMBEDDINGS = "/v1/embeddings"
+PAGE = Path(__file__).parent / "web" / "playground.html"
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; connect-src 'self'; img-src 'self' data: blob:; "
+    "media-src blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+}
 
 LINKS = {
     "predict": "/",
@@ -73,13 +85,16 @@ def service(request: HTTPRequest) -> Service:
 
 
 class Root(HTTPEndpoint):
-    """`/`: a short description for GET, the task for POST."""
+    """`/`: a page or a short description for GET, the task for POST."""
 
     async def get(self, request: HTTPRequest) -> Response:
-        """Say what runs here."""
+        """Say what runs here: browsers get a page to try it."""
+        if "text/html" in request.headers.get("accept", ""):
+            return FileResponse(PAGE, headers=PAGE_HEADERS)
         settings = service(request).settings
         about = {"name": "onequeue", "version": VERSION, "links": LINKS}
-        return JSONResponse(about | {"model": settings.model_id, "task": _task(request)})
+        task = model_info(request).get("task", settings.task)
+        return JSONResponse(about | {"model": settings.model_id, "task": task})
 
     async def post(self, request: HTTPRequest) -> Response:
         """Answer with the pipeline's own JSON."""
@@ -87,22 +102,71 @@ class Root(HTTPEndpoint):
 
 
 async def predict(request: HTTPRequest) -> Response:
-    """Parse, submit, answer.
+    """Answer in the Hugging Face wire format.
 
     Raises:
         RequestError: Of any kind; `on_request_error` answers it.
     """
+    deadline, body = await _admitted_body(request)
+    task = FORMATS[model_info(request)["task"]]
+    content_type = request.headers.get("content-type", "")
+    call = huggingface.parse(body, content_type, _max_inputs(request), task)
+    responses = await _submit(request, call.inputs, call.parameters, deadline)
+    return await huggingface.respond(call, responses)
+
+
+async def embeddings(request: HTTPRequest) -> Response:
+    """Answer in the OpenAI wire format.
+
+    Raises:
+        RequestError: Of any kind; `on_request_error` answers it.
+    """
+    deadline, body = await _admitted_body(request)
+    if (task := model_info(request)["task"]) != "feature-extraction":
+        raise HTTPException(404, f"the model here does {task}")
+    inputs, parameters, as_base64 = openai.parse_embeddings(body, _max_inputs(request))
+    responses = await _submit(request, inputs, parameters, deadline)
+    return openai.embeddings(responses, service(request).settings.model_id, as_base64)
+
+
+async def models(request: HTTPRequest) -> Response:
+    """List the one model.
+
+    Raises:
+        Unauthorized: There is an API key and the request does not carry it.
+    """
+    settings = service(request).settings
+    http.authorize(request, settings)
+    return openai.models(settings.model_id)
+
+
+async def _admitted_body(request: HTTPRequest) -> tuple[float, bytes]:
+    """Return the deadline and the body of a request that may be answered."""
     settings = service(request).settings
     http.authorize(request, settings)
     service(request).queue.check_serving()
     deadline = asyncio.get_running_loop().time() + http.timeout_s(request, settings)
-    body = await http.read_body(request, settings.max_body_bytes, deadline)
-    max_inputs = min(settings.max_inputs_per_request, settings.max_queue_size)
-    call = huggingface.parse(body, request.headers.get("content-type", ""), max_inputs)
-    pending = Request(call.inputs, call.parameters, deadline, request.state.request_id)
+    return deadline, await http.read_body(request, settings.max_body_bytes, deadline)
+
+
+async def _submit(
+    request: HTTPRequest, inputs: Sequence[Any], parameters: Mapping[str, Any], deadline: float
+) -> Sequence[QueueResponse]:
+    """Put the inputs on the queue and wait for the answers, or for the client to leave."""
+    pending = Request(inputs, parameters, deadline, request.state.request_id)
     with http.watching(request, pending):
-        responses = await service(request).queue.submit(pending)
-    return await huggingface.respond(call, responses)
+        return await service(request).queue.submit(pending)
+
+
+def _max_inputs(request: HTTPRequest) -> int:
+    settings = service(request).settings
+    return min(settings.max_inputs_per_request, settings.max_queue_size)
+
+
+def model_info(request: HTTPRequest) -> Mapping[str, Any]:
+    """Return the facts of the model; nothing while it is loading."""
+    model = service(request).worker.model
+    return model.info if model else {}
 
 
 async def ready(request: HTTPRequest) -> Response:
@@ -123,34 +187,29 @@ async def live(request: HTTPRequest) -> Response:
 async def info(request: HTTPRequest) -> Response:
     """Describe model, limits and load."""
     behind = service(request)
-    model = behind.worker.model
     about = {
         "model_id": behind.settings.model_id,
-        "task": _task(request),
-        **(model.info if model else {}),
+        "task": behind.settings.task,
+        **model_info(request),
         "version": VERSION,
         "state": behind.queue.state,
         "queue_depth": behind.queue.depth,
         "in_flight": len(behind.queue.in_flight),
+        "api_key_required": behind.settings.api_key is not None,
         "limits": {name: value for name, value in behind.settings if type(value) in (int, float)},
     }
     return JSONResponse(about)
-
-
-def _task(request: HTTPRequest) -> str | None:
-    model = service(request).worker.model
-    return model.info["task"] if model else service(request).settings.task
 
 
 async def on_request_error(request: HTTPRequest, error: Exception) -> Response:
     """Answer a `RequestError`; leave the cause for the log."""
     assert isinstance(error, errors.RequestError)
     request.state.cause = str(error)
-    return refusal(service(request).settings, error)
+    return refusal(service(request).settings, request.scope["path"], error)
 
 
-def refusal(settings: Settings, error: errors.RequestError) -> Response:
-    """Return the answer to `error`."""
+def refusal(settings: Settings, path: str, error: errors.RequestError) -> Response:
+    """Return the answer to `error`, in the words of the wire format of `path`."""
     status = STATUS[type(error)]
     headers = {}
     if isinstance(error, errors.Overloaded):
@@ -159,14 +218,20 @@ def refusal(settings: Settings, error: errors.RequestError) -> Response:
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, errors.Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse({"error": str(error), "error_type": error.error_type}, status, headers)
+    body: Mapping[str, Any] = {"error": str(error), "error_type": error.error_type}
+    if path.startswith(openai.PREFIX):
+        body = openai.error_body(str(error), error.error_type, status)
+    return JSONResponse(body, status, headers)
 
 
 async def on_http_error(request: HTTPRequest, error: Exception) -> Response:
     """Answer what the router refuses (404, 405) in the same shape."""
     assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.scope['path']}: {error.detail}"
-    body = {"error": text, "error_type": "validation"}
+    path = request.scope["path"]
+    text = f"{request.method} {path}: {error.detail}"
+    body: Mapping[str, Any] = {"error": text, "error_type": "validation"}
+    if path.startswith(openai.PREFIX):
+        body = openai.error_body(text, "validation", error.status_code)
     return JSONResponse(body, error.status_code, error.headers)
 
 
@@ -206,13 +271,15 @@ def create_app(settings: Settings, load: Callable[[], Model] | None = None) -> S
     app = Starlette(
         routes=[
             Route("/", Root),
-            *(Route(path, predict, methods=["POST"]) for path in INFERENCE if path != "/"),
+            *(Route(path, predict, methods=["POST"]) for path in PREDICT if path != "/"),
+            Route(EMBEDDINGS, embeddings, methods=["POST"]),
+            Route("/v1/models", models),
             *(Route(path, ready) for path in ("/health", "/readyz", "/ping")),
             Route("/livez", live),
             Route("/info", info),
         ],
         middleware=[
-            Middleware(http.Door, paths=INFERENCE, refusal=partial(refusal, settings)),
+            Middleware(http.Door, paths=(*PREDICT, EMBEDDINGS), refusal=partial(refusal, settings)),
             Middleware(RequestLog),
             Middleware(http.Connections),
         ],

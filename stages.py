@@ -26,9 +26,15 @@ class Prepared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What the model answers to one input."""
+    """What the model answers to one input.
+
+    Attributes:
+        value: JSON-ready.
+        tokens: Length of the input in tokens.
+    """
 
     value: Any
+    tokens: int
 
 
 class Model(Protocol):
@@ -85,7 +91,10 @@ def prepare_and_run(
 def run(model: Model, prepared: list[Any]) -> list[Any]:
     """Run one forward pass."""
     outputs = _checked(model.run(prepared), prepared)
-    return [each if isinstance(each, RequestError) else Output(each) for each in outputs]
+    return [
+        output if isinstance(output, RequestError) else Output(output, each.tokens)
+        for output, each in zip(outputs, prepared, strict=True)
+    ]
 
 
 def _checked(results: Sequence[Any], values: list[Any]) -> list[Any]:

@@ -76,17 +76,17 @@ class Door:
 
     Args:
         paths: Of inference.
-        refusal: Makes the answer to `Overloaded`.
+        refusal: Makes the answer to `Overloaded` at a path.
     """
 
     def __init__(
-        self, app: ASGIApp, paths: Collection[str], refusal: Callable[[Overloaded], Response]
+        self, app: ASGIApp, paths: Collection[str], refusal: Callable[[str, Overloaded], Response]
     ) -> None:
         self._app = app
         self._paths = paths
         self._refusal = refusal
         self._refused = 0
-        self._answers: dict[int, Response] = {}  # by seconds until a retry, which are few
+        self._answers: dict[tuple[str, int], Response] = {}  # seconds until a retry are few
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app unless the queue is full."""
@@ -100,9 +100,10 @@ class Door:
         request_id = telemetry.request_id(scope)
         logger.debug("request %s: %s", request_id, overloaded)
         self._count()
-        response = self._answers.get(overloaded.retry_after_s)
+        key = scope["path"], overloaded.retry_after_s
+        response = self._answers.get(key)
         if response is None:
-            response = self._answers[overloaded.retry_after_s] = self._refusal(overloaded)
+            response = self._answers[key] = self._refusal(key[0], overloaded)
         headers = [*response.raw_headers, (b"x-request-id", request_id.encode())]
         status = response.status_code
         await send({"type": "http.response.start", "status": status, "headers": headers})

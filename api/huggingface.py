@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.responses import Response as HTTPResponse
 
+from api.tasks import MANY, ONE, PAIR, Similarity, TaskFormat, as_it_is, cosines
 from errors import (
     Empty,
     InvalidRequest,
@@ -33,58 +34,8 @@ JSON_STYLE: dict[str, Any] = {
     "separators": (",", ":"),
 }
 MAX_KEYS = 32  # of a JSON object
-
-
-ONE, MANY = "<one>", "<many>"
-
-
-def one_or_many(value: Any) -> str:
-    """Name the branch of a union of one and many, so that errors speak of that branch alone."""
-    return MANY if isinstance(value, list) else ONE
-
-
-Text = Annotated[str, Tag(ONE)]
-Texts = Annotated[list[str], Field(fail_fast=True), Tag(MANY)]
-Target = Annotated[str, Field(max_length=200), Tag(ONE)]
-Targets = Annotated[
-    list[Annotated[str, Field(max_length=200)]],
-    Field(min_length=1, max_length=1000, fail_fast=True),
-    Tag(MANY),
-]
-
-
-class TokenizerArguments(BaseModel):
-    """What a request may tell the tokenizer."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    truncation: bool | None = None
-    max_length: int | None = Field(None, ge=3, le=1_000_000, description="With the special tokens.")
-    add_special_tokens: bool | None = None
-
-
-class FillMaskParameters(BaseModel):
-    """Parameters of the fill-mask pipeline."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    top_k: int | None = Field(None, ge=1, description="Answers per mask.")
-    targets: Annotated[Target | Targets, Discriminator(one_or_many)] | None = Field(
-        None, description="Score these words only."
-    )
-    tokenizer_kwargs: TokenizerArguments | None = None
-
-
-class FillMaskBody(BaseModel):
-    """The JSON body of a fill-mask request."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    inputs: Annotated[Text | Texts, Discriminator(one_or_many)] = Field(
-        description="A text with at least one mask token, or a list of such texts."
-    )
-    parameters: FillMaskParameters | None = None
-    options: Any = Field(None, description="Ignored; older clients send it.")
+INPUTS, INSTANCES = "inputs", "instances"
+OTHER_KEYS = {INPUTS, "parameters", "options"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +43,23 @@ class Call:
     """A parsed request.
 
     Attributes:
-        inputs: At least one text, none of them blank.
+        inputs: At least one, and no blank text in any.
         parameters: Keyword arguments of the pipeline, without those that were not given.
-        is_list: The client sent a list, so it gets a list, also of one.
+        is_list: It is answered with a list, also of one.
+        write: Makes of an output what the client expects.
+        combine: Makes one answer of all outputs.
+        key: Of an object around the answer.
     """
 
-    inputs: list[str]
+    inputs: Sequence[Any]
     parameters: Mapping[str, Any]
     is_list: bool
+    write: Callable[[Any], Any] = as_it_is
+    combine: Callable[[list[Any]], Any] | None = None
+    key: str | None = None
 
 
-def parse(body: bytes, content_type: str, max_inputs: int) -> Call:
+def parse(body: bytes, content_type: str, max_inputs: int, task: TaskFormat) -> Call:
     """Parse and check a request body.
 
     Raises:
@@ -114,39 +71,57 @@ def parse(body: bytes, content_type: str, max_inputs: int) -> Call:
     """
     media_type = _media_type(content_type)
     if media_type == "application/json":
-        call = _parse_json(body)
+        call = _parse_json(body, task)
     elif media_type in TEXT_TYPES or media_type.startswith("text/"):
-        call = _parse_text(body)
+        call = _parse_text(body, task)
     else:
         shown = media_type[:SHOWN_CHARACTERS]
         raise UnsupportedType(f"content type {shown!r}: send text/plain or application/json")
-    if len(call.inputs) > max_inputs:
-        raise TooLarge(f"{len(call.inputs)} inputs, and a request may hold {max_inputs}")
-    _check_texts(call)
+    check_inputs(call.inputs, max_inputs)
     return call
 
 
 async def respond(call: Call, responses: Sequence[Response]) -> HTTPResponse:
-    """Answer with the outputs as they are, and say in headers how long they took (ms).
+    """Answer with the outputs, and say in headers how long they took (ms).
 
     Raises:
         ModelFailed: JSON has no word for an output; NaN, for one.
     """
-    parts = []
-    for response in responses:
-        try:
-            parts.append(json.dumps(response.output, **JSON_STYLE).encode())
-        except (ValueError, TypeError, RecursionError):
-            raise ModelFailed("the model's answer cannot be written as JSON") from None
-        if call.is_list:
+    outputs = [response.output for response in responses]
+    if call.combine:
+        body = to_json(call.combine(outputs))
+    elif call.is_list:
+        parts = []
+        for output in outputs:
+            parts.append(to_json(call.write(output)))
             await asyncio.sleep(0)  # many long answers must not hold the event loop up
-    headers = {
+        body = b"[" + b",".join(parts) + b"]"
+    else:
+        body = to_json(call.write(outputs[0]))
+    if call.key:
+        body = b'{"%s":%s}' % (call.key.encode(), body)
+    return HTTPResponse(body, headers=timing(responses), media_type="application/json")
+
+
+def timing(responses: Sequence[Response]) -> dict[str, str]:
+    """Return the headers that tell what a request waited for (ms)."""
+    return {
         "x-queue-time": f"{max(response.queue_ms for response in responses):.1f}",
         "x-inference-time": f"{max(response.inference_ms for response in responses):.1f}",
         "x-batch-size": str(max(response.batch_size for response in responses)),
     }
-    body = b"[" + b",".join(parts) + b"]" if call.is_list else parts[0]
-    return HTTPResponse(body, headers=headers, media_type="application/json")
+
+
+def to_json(value: Any) -> bytes:
+    """Write `value` as JSON.
+
+    Raises:
+        ModelFailed: JSON has no word for it.
+    """
+    try:
+        return json.dumps(value, **JSON_STYLE).encode()
+    except (ValueError, TypeError, RecursionError):
+        raise ModelFailed("the model's answer cannot be written as JSON") from None
 
 
 def _media_type(content_type: str) -> str:
@@ -157,14 +132,68 @@ def _media_type(content_type: str) -> str:
     return media_type
 
 
-def _parse_text(body: bytes) -> Call:
+def _parse_text(body: bytes, task: TaskFormat) -> Call:
+    if any(field.is_required() for name, field in task.body.model_fields.items() if name != INPUTS):
+        raise UnsupportedType("this task needs parameters: send application/json")
     try:
         return Call([body.decode()], {}, is_list=False)
     except UnicodeDecodeError as error:
         raise Malformed(f"the body is not UTF-8 (byte {error.start})") from None
 
 
-def _parse_json(body: bytes) -> Call:
+def _parse_json(body: bytes, task: TaskFormat) -> Call:
+    value = read_object(body)
+    key = None
+    if INSTANCES in value and INPUTS not in value:  # of Vertex AI
+        value, key = _from_instances(value), "predictions"
+    parsed = validated(task.body, value)
+    parameters = _given(parsed, task) if task.flat else {}
+    if parsed.parameters:
+        parameters |= _given(parsed.parameters, task)
+    match parsed.inputs:
+        case Similarity(source_sentence=source, sentences=others):
+            return Call([source, *others], parameters, is_list=True, combine=cosines)
+        case list():
+            inputs, is_list = parsed.inputs, True
+        case _:
+            inputs, is_list = [parsed.inputs], task.wraps
+    plain = [each.model_dump() if isinstance(each, BaseModel) else each for each in inputs]
+    return Call(plain, parameters, is_list, task.write, key=key)
+
+
+def _from_instances(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what {"instances", "parameters"} says in our words.
+
+    Raises:
+        Rejected: `instances` is not a list.
+    """
+    instances = body[INSTANCES]
+    if not isinstance(instances, list):
+        raise Rejected(f"{INSTANCES}: send a list")
+    rest = {name: value for name, value in body.items() if name != INSTANCES}
+    inputs = [
+        each[INPUTS] if isinstance(each, dict) and set(each) == {INPUTS} else each
+        for each in instances
+    ]
+    return {INPUTS: inputs, **rest}
+
+
+def _given(parameters: BaseModel, task: TaskFormat) -> dict[str, Any]:
+    """Return the parameters that were given, as plain values."""
+    names = set(type(parameters).model_fields) - OTHER_KEYS
+    values = parameters.model_dump(include=names, exclude_none=True)
+    nulls = parameters.model_fields_set & task.nullable - values.keys()
+    return values | dict.fromkeys(nulls)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        Empty: There is nothing.
+        Malformed: It is not JSON.
+        Rejected: It is no object, or one with very many keys.
+    """
     if not body.strip():
         raise Empty("the body is empty")
     try:
@@ -174,15 +203,20 @@ def _parse_json(body: bytes) -> Call:
     if not isinstance(value, dict):
         raise Rejected("body: send an object that holds `inputs`")
     _check_keys(value)
+    return value
+
+
+def validated(model: type[BaseModel], value: Any) -> Any:
+    """Return `value` as `model`.
+
+    Raises:
+        Rejected: It has another shape; the text names the key.
+    """
     try:
-        parsed = FillMaskBody.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
         raise Rejected("; ".join(map(_describe, faults[:SHOWN_FAULTS]))) from None
-    parameters = parsed.parameters.model_dump(exclude_none=True) if parsed.parameters else {}
-    if isinstance(parsed.inputs, list):
-        return Call(parsed.inputs, parameters, is_list=True)
-    return Call([parsed.inputs], parameters, is_list=False)
 
 
 def _check_keys(body: Mapping[str, Any]) -> None:
@@ -205,7 +239,7 @@ def _describe(fault: ErrorDetails) -> str:
     for step in fault["loc"]:
         if isinstance(step, int):
             path += f"[{step}]"
-        elif step not in (ONE, MANY):
+        elif step not in (ONE, MANY, PAIR):
             name = step[:SHOWN_CHARACTERS]  # a client's key: anything
             name = name if name.isidentifier() else repr(name)
             path += f".{name}" if path else name
@@ -216,22 +250,26 @@ def _describe(fault: ErrorDetails) -> str:
     return f"{path or 'body'}: {reason}"
 
 
-def _check_texts(call: Call) -> None:
+def check_inputs(inputs: Sequence[Any], max_inputs: int) -> None:
     """Refuse what no tokenizer should see.
 
     Raises:
-        Empty: No text, or one without a visible character.
+        TooLarge: There are more than `max_inputs` inputs.
+        Empty: There is none, or one with a text without a visible character.
         Rejected: A text holds a NUL.
     """
-    if not call.inputs:
+    if not inputs:
         raise Empty("inputs: the list is empty")
-    for index, text in enumerate(call.inputs):
-        fault: InvalidRequest
-        if not text.strip():
-            fault = Empty("the input is empty")
-        elif "\0" in text:
-            fault = Rejected("the input holds a NUL character")
-        else:
-            continue
-        fault.index = index if len(call.inputs) > 1 else None
-        raise fault
+    if len(inputs) > max_inputs:
+        raise TooLarge(f"{len(inputs)} inputs, and a request may hold {max_inputs}")
+    for index, value in enumerate(inputs):
+        for text in value.values() if isinstance(value, dict) else (value,):
+            fault: InvalidRequest
+            if not text.strip():
+                fault = Empty("the input is empty")
+            elif "\0" in text:
+                fault = Rejected("the input holds a NUL character")
+            else:
+                continue
+            fault.index = index if len(inputs) > 1 else None
+            raise fault

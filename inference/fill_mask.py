@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers.pipelines.base import Pipeline
 
 from errors import ModelFailed, Rejected
 from inference.decoding import decoder
 from inference.forward import Encoded
+from inference.text import Head, PreparedInput, Stages, TextTask
 
 DEFAULT_TOP_K = 5  # of FillMaskPipeline
 MAX_ANSWERS = 1000  # per input; each is a text to decode while its batch mates wait
@@ -22,34 +23,45 @@ Choice = tuple[int, tuple[int, ...] | None]  # top_k and the targets
 Found = tuple[list[float], list[int]]  # scores and token ids, best first
 
 
-class FillMask:
-    """What fill-mask adds to tokenising and to the forward pass; its answers are the pipeline's.
+class FillMask(TextTask):
+    """Words for the masks of a text."""
 
-    Args:
-        tokenizer: Of the model.
-        words: Size of the model's vocabulary.
-    """
+    truncation = 'set parameters.tokenizer_kwargs to {"truncation": true} to cut it'
+    everywhere = True
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, words: int) -> None:
-        self._tokenizer = tokenizer
-        self._words = words
-        self._decoder = decoder(tokenizer)
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self._words = len(self.tokenizer)
+        self._decoder = decoder(self.tokenizer)
+        vocabulary = self.tokenizer.get_vocab()
+        self.tokenizer.get_vocab = lambda: vocabulary  # it is built anew for each `targets`
 
-    def encoded(self, features: Mapping[str, list[int]], parameters: Mapping[str, Any]) -> Encoded:
-        """Return one tokenised text with the positions of its masks.
+    @property
+    def example(self) -> tuple[Any, Mapping[str, Any]]:
+        """A text with a mask."""
+        return f"warm {self.tokenizer.mask_token} up", {}
 
-        Args:
-            features: Of the tokenizer.
-            parameters: Of the pipeline's postprocessing: top_k and target_ids, or neither.
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What a mask is written as."""
+        return {"mask_token": self.tokenizer.mask_token}
+
+    def stages(self, parameters: Mapping[str, Any]) -> Stages:
+        """Let the pipeline sort them: top_k and target_ids are for the answer."""
+        stages = super().stages(parameters)
+        return Stages({}, stages.tokenizer.get("tokenizer_kwargs", {}), stages.answer)
+
+    def encoded(self, features: Mapping[str, Any], parameters: Mapping[str, Any]) -> Encoded:
+        """Want the outputs at the masks.
 
         Raises:
             Rejected: It has no mask, there are not so many words, or it would be more than
                 MAX_ANSWERS.
         """
-        mask = self._tokenizer.mask_token_id
+        mask = self.tokenizer.mask_token_id
         masks = [place for place, token in enumerate(features["input_ids"]) if token == mask]
         if not masks:
-            raise Rejected(f"No mask_token ({self._tokenizer.mask_token}) found on the input")
+            raise Rejected(f"No mask_token ({self.tokenizer.mask_token}) found on the input")
         top_k, targets = choice(parameters)
         if targets is None and top_k > self._words:
             raise Rejected(f"parameters.top_k: the vocabulary has {self._words} words")
@@ -62,23 +74,14 @@ class FillMask:
         return Encoded(features, masks)
 
     def answers(
-        self,
-        batch: Sequence[tuple[Encoded, Mapping[str, Any]]],
-        hidden: torch.Tensor,
-        head: Callable[[torch.Tensor], torch.Tensor],
+        self, batch: Sequence[PreparedInput], hidden: torch.Tensor, head: Head
     ) -> list[Any]:
-        """Return the pipeline's answer, or `ModelFailed`, for each of `batch`.
-
-        Args:
-            batch: Texts and the parameters of their postprocessing.
-            hidden: Of all their masks, in order: [masks, width].
-            head: Makes logits [masks, words] of `hidden`.
-        """
+        """Return the answers, found in one go for all masks that want equally many."""
         rows: dict[Choice, list[int]] = {}
         start = 0
-        for encoded, parameters in batch:
-            stop = start + len(encoded.wanted)
-            rows.setdefault(choice(parameters), []).extend(range(start, stop))
+        for each in batch:
+            stop = start + len(each.sequences[0].wanted)
+            rows.setdefault(choice(each.parameters), []).extend(range(start, stop))
             start = stop
         found: dict[int, Found] = {}
         for (top_k, targets), members in rows.items():
@@ -87,8 +90,9 @@ class FillMask:
                 some = members[first : first + chunk]
                 found |= zip(some, best(head(hidden[some]), top_k, targets), strict=True)
         masks = iter(found[row] for row in range(start))
+        encodings = [each.sequences[0] for each in batch]
         return [
-            self._written(encoded, [next(masks) for _ in encoded.wanted]) for encoded, _ in batch
+            self._written(encoded, [next(masks) for _ in encoded.wanted]) for encoded in encodings
         ]
 
     def _written(self, encoded: Encoded, masks: list[Found]) -> Any:

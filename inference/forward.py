@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -55,10 +55,12 @@ class Encoded:
         features: What the tokenizer made but the mask: input_ids and, for some models,
             token_type_ids; each as long as the input.
         wanted: The positions, ascending, whose outputs the task needs.
+        marks: What else the tokenizer said that the answer needs.
     """
 
     features: Mapping[str, Sequence[int]]
     wanted: Sequence[int]
+    marks: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -83,7 +85,8 @@ class Forward:
         self._plan = plan
         self._encoder = model.base_model if split else model
         self._graph: Callable[..., torch.Tensor] | None = None
-        self._direct_head = direct_head(model, self._encoder) if split else None
+        headless = self._encoder is model
+        self._direct_head = None if headless else direct_head(model, self._encoder)
         self._position_offset = position_offset
         self._pad = {"input_ids": model.config.pad_token_id or 0}
 

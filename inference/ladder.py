@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -133,8 +133,21 @@ def untouched(model: PreTrainedModel) -> Forward:
     return Forward(model, plans.one_by_one, split=False)
 
 
+def first(_tokens: int) -> list[int]:
+    """Return the first position of a probe."""
+    return [0]
+
+
+def first_middle_last(tokens: int) -> list[int]:
+    """Return positions of a probe that together see what goes wrong."""
+    return sorted({0, tokens // 2, tokens - 1})
+
+
 def make_probes(
-    tokenizer: PreTrainedTokenizerBase, words: int, max_tokens: int | None, seed: int = SEED
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int | None,
+    wanted: Callable[[int], Sequence[int]] = first_middle_last,
+    seed: int = SEED,
 ) -> list[Encoded]:
     """Return inputs that can expose a difference.
 
@@ -143,13 +156,13 @@ def make_probes(
 
     Args:
         tokenizer: Names the special tokens and the features.
-        words: Size of the model's vocabulary.
         max_tokens: Of one input.
+        wanted: Returns the positions whose outputs are compared, of the length in tokens.
         seed: Of the tokens.
     """
     rng = random.Random(seed)
     longest = min(max_tokens or LONGEST_PROBE_TOKENS, LONGEST_PROBE_TOKENS)
-    usable = sorted(set(range(words)) - set(tokenizer.all_special_ids)) or list(range(words))
+    usable = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids)) or [0]
     extras = set(tokenizer("a")) - {"input_ids", "attention_mask"}
     probes = []
     for length in (longest, *(min(length, longest) for length in PROBE_TOKENS)):
@@ -158,21 +171,20 @@ def make_probes(
         tokens[0] = _or(tokenizer.cls_token_id, tokens[0])
         tokens[-1] = _or(tokenizer.sep_token_id, tokens[-1])
         features = {"input_ids": tokens} | {name: [0] * length for name in extras}
-        probes.append(Encoded(features, sorted({0, length // 2, length - 1})))
+        probes.append(Encoded(features, wanted(length)))
     return probes
 
 
 def _rungs(model: PreTrainedModel, probes: Sequence[Encoded]) -> Iterator[Rung]:
     """Yield the ways, the fastest first."""
-    splits = [True, False] if model.base_model is not model else [False]
-    if True in splits:
-        try:
-            width = tuning.row_tokens(model, tuning.typical_batch(probes[0]))
-        except FAULTS:  # the verification will say why
-            width = tuning.ROW_TOKENS[0]
-        offset = position_offset(model.config)
-        forward = Forward(model, plans.packed(width), position_offset=offset)
-        yield Rung(f"packed in rows of {width}", forward, packs=True)
+    try:
+        width = tuning.row_tokens(model, tuning.typical_batch(probes[0]))
+    except FAULTS:  # the verification will say why
+        width = tuning.ROW_TOKENS[0]
+    offset = position_offset(model.config)
+    forward = Forward(model, plans.packed(width), position_offset=offset)
+    yield Rung(f"packed in rows of {width}", forward, packs=True)
+    splits = [True, False] if model.base_model is not model else [True]
     shortest = min(probes, key=lambda probe: probe.tokens)
     overhead = tuning.overhead_tokens(model, shortest)
     for split in splits:

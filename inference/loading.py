@@ -5,27 +5,48 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
+from transformers import PretrainedConfig
+from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import Pipeline
+from transformers.utils import cached_file
 
 from config import Settings
 from errors import LoadError
 from inference import ladder, linear
+from inference.embedding import EmbeddingConfig, FeatureExtraction, read_config
+from inference.fill_mask import FillMask
 from inference.joining import join
 from inference.pipeline import PipelineModel, max_input_tokens
+from inference.text import (
+    TextClassification,
+    TextTask,
+    TokenClassification,
+    ZeroShotClassification,
+)
+from stages import Model
 
 logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0001
 ROOT = Path(__file__).parent.parent
-TASK_OF_ARCHITECTURE = {"ForMaskedLM": "fill-mask"}
-MODEL_OF_TASK = {"fill-mask": transformers.AutoModelForMaskedLM}
+TEXT_TASKS: dict[str, Callable[[Pipeline], TextTask]] = {
+    "fill-mask": FillMask,
+    "text-classification": TextClassification,
+    "token-classification": TokenClassification,
+    "zero-shot-classification": ZeroShotClassification,
+}
+# In this order a model's architecture is looked for; a later one may be more general.
+TASKS = (*TEXT_TASKS, "feature-extraction")
+COMPONENTS = ("tokenizer", "image_processor", "feature_extractor", "processor", "video_processor")
 
 
-def load(settings: Settings) -> PipelineModel:
+def load(settings: Settings) -> Model:
     """Load the model named in `settings` and warm it up.
 
     Raises:
@@ -42,9 +63,7 @@ def load(settings: Settings) -> PipelineModel:
     # event loop would handle a dozen requests before it lets go of it.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        pipeline, dtype = _pipeline(settings)
-        model = PipelineModel(pipeline, _rung(pipeline, dtype), dtype, settings)
-        model.warm_up()
+        model = _load(settings)
         gc.collect()
         gc.freeze()  # a full collection of all that was loaded would hold every request up 0.2 s
     except Exception as error:
@@ -55,39 +74,93 @@ def load(settings: Settings) -> PipelineModel:
     return model
 
 
-def _pipeline(settings: Settings) -> tuple[Pipeline, str]:
-    """Return the pipeline in float32, and the precision that it is to get."""
+def _load(settings: Settings) -> Model:
     source = _source(settings.model_id)
     common = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
-    device = _device(settings.device)
     config = transformers.AutoConfig.from_pretrained(source, **common)
     task = settings.task or _task(config)
+    device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
-    model, loading = MODEL_OF_TASK[task].from_pretrained(
-        source,
-        config=config,
-        dtype="float32",
-        output_loading_info=True,
-        **common,
+    pipeline = _pipeline(task, source, device, config, common)
+    about = {
+        "model_id": settings.model_id,
+        "revision": settings.revision,
+        "task": task,
+        "architecture": type(pipeline.model).__name__,
+        "dtype": dtype,
+        "device": str(pipeline.device),
+    }
+    return _text_model(pipeline, source, about, settings)
+
+
+def _pipeline(
+    task: str, source: str, device: str, config: PretrainedConfig, common: Mapping[str, Any]
+) -> Pipeline:
+    """Return the pipeline, in float32.
+
+    Raises:
+        ValueError: The model lacks weights for the task.
+    """
+    _, known, _ = PIPELINE_REGISTRY.check_task(task)
+    fitting = [auto for auto in known["pt"] if _architectures(auto, config)]
+    model, loading = (fitting or known["pt"])[0].from_pretrained(
+        source, config=config, dtype="float32", output_loading_info=True, **common
     )
     if missing := sorted(loading["missing_keys"]):
         raise ValueError(f"the weights lack {', '.join(missing[:3])}: not a model for {task}")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source, **common)
-    words, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
+    kind = getattr(transformers.pipelines, known["impl"].rsplit(".", 1)[-1])
+    components = {
+        name: source for name in COMPONENTS if getattr(kind, f"_load_{name}") is not False
+    }
+    return transformers.pipeline(task, model=model, device=device, **components, **common)
+
+
+def _text_model(
+    pipeline: Pipeline, source: str, about: dict[str, Any], settings: Settings
+) -> PipelineModel:
+    """Return a model that packs texts, if packing is right for it."""
+    words = len(pipeline.tokenizer)
+    rows = pipeline.model.get_input_embeddings().num_embeddings
     if not rows / 2 < words <= rows:
         raise ValueError(f"the tokenizer knows {words} words, the model {rows}: do they belong?")
-    return transformers.pipeline(task, model=model, tokenizer=tokenizer, device=device), dtype
+    max_tokens = max_input_tokens(pipeline)
+    task: TextTask
+    if pipeline.task == "feature-extraction":
+        embedding = _embedding_config(source, settings.revision)
+        max_tokens = min(filter(None, (max_tokens, embedding.max_tokens)), default=None)
+        task = FeatureExtraction(pipeline, embedding)
+    else:
+        task = TEXT_TASKS[pipeline.task](pipeline)
+    rung = _rung(pipeline, about["dtype"], task.everywhere, max_tokens)
+    facts = {**about, **task.about}
+    model = PipelineModel(task, rung, max_tokens, settings.max_batch_tokens, facts)
+    model.warm_up()
+    return model
 
 
-def _rung(pipeline: Pipeline, dtype: str) -> ladder.Rung:
+def _embedding_config(source: str, revision: str | None) -> EmbeddingConfig:
+    def path(name: str) -> str | None:
+        found: str | None = cached_file(
+            source,
+            name,
+            revision=revision,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        return found
+
+    return read_config(path)
+
+
+def _rung(pipeline: Pipeline, dtype: str, everywhere: bool, max_tokens: int | None) -> ladder.Rung:
     """Make the model as fast as it can be made in `dtype`, and prove that it is still right.
 
     It comes in float32, and which way of batching is right for it shows there: in a lower precision
     rounding would hide the traces of a wrong one.
     """
     model = pipeline.model.requires_grad_(False)
-    words = len(pipeline.tokenizer)
-    probes = ladder.make_probes(pipeline.tokenizer, words, max_input_tokens(pipeline))
+    wanted = ladder.first_middle_last if everywhere else ladder.first
+    probes = ladder.make_probes(pipeline.tokenizer, max_tokens, wanted)
     reference = ladder.answers(ladder.untouched(model), probes)
     on_cpu = model.device.type == "cpu"
     join(model, lambda: ladder.answers(ladder.untouched(model), probes))
@@ -115,16 +188,27 @@ def _source(model_id: str) -> str:
     return model_id
 
 
-def _task(config: transformers.PretrainedConfig) -> str:
-    """Tell the task from the architecture that the weights were saved with."""
+def _task(config: PretrainedConfig) -> str:
+    """Tell the task from the architecture that the weights were saved with.
+
+    Raises:
+        ValueError: It is for none that is served.
+    """
     architecture = (config.architectures or ["an unnamed architecture"])[0]
-    for ending, task in TASK_OF_ARCHITECTURE.items():
-        if architecture.endswith(ending):
+    for task in TASKS:
+        _, known, _ = PIPELINE_REGISTRY.check_task(task)
+        if any(architecture in _architectures(auto, config) for auto in known["pt"]):
             return task
-    raise ValueError(f"no task is known for {architecture}; served: {', '.join(MODEL_OF_TASK)}")
+    raise ValueError(f"no task is known for {architecture}; served: {', '.join(TASKS)}")
 
 
-def _dtype(name: str, device: str, config: transformers.PretrainedConfig) -> str:
+def _architectures(auto: Any, config: PretrainedConfig) -> tuple[str, ...]:
+    """Return the names of the classes that `auto` makes of `config`."""
+    names: str | tuple[str, ...] = auto._model_mapping._model_mapping.get(config.model_type, ())
+    return (names,) if isinstance(names, str) else names
+
+
+def _dtype(name: str, device: str, config: PretrainedConfig) -> str:
     """Return the precision to compute in.
 
     Raises:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from transformers.pipelines.base import Pipeline, PipelineException
+from transformers.pipelines.base import Pipeline
 
-from config import Settings
 from errors import ModelFailed, Rejected, RequestError
-from inference.fill_mask import FillMask
-from inference.forward import Encoded, position_offset
+from inference.forward import position_offset
 from inference.ladder import Rung
+from inference.text import PreparedInput, Stages, Text, TextTask
 
 UNLIMITED = 10**9  # tokenizers without a maximum claim 10**30
 CHARACTERS_PER_TOKEN = 100  # no text of a language comes near
@@ -25,84 +24,71 @@ SAMPLE_CHARACTERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedInput:
-    """One tokenised input and what is to be done with it.
+class _Input:
+    """One input on its way to the tokenizer: its place in the batch, and its parameters."""
 
-    Attributes:
-        encoded: Its tokens.
-        postprocess_parameters: Keyword arguments of the postprocessing of this input alone.
-        group: Inputs with the same forward parameters carry the same group.
-    """
-
-    encoded: Encoded
-    postprocess_parameters: Mapping[str, Any]
-    group: str = ""
-
-    @property
-    def tokens(self) -> int:
-        """Length in tokens."""
-        return self.encoded.tokens
-
-
-class Stages(NamedTuple):
-    """The parameters of one request, sorted by the stage of the pipeline that takes them."""
-
-    tokenizer_kwargs: Mapping[str, Any]
-    postprocess: Mapping[str, Any]
+    index: int
+    value: Any
+    texts: Sequence[Text]
+    stages: Stages
 
 
 class PipelineModel:
     """A pipeline as the worker wants it (see `batching.Model`).
 
     Args:
-        pipeline: Of a task that tokenises text; not used by anybody else.
+        task: With its pipeline, which is not used by anybody else.
         rung: How its model runs batches.
-        dtype: The precision of its model.
-        settings: Names the model.
+        max_tokens: Of one sequence; None: nothing limits them.
+        max_batch_tokens: Of an input that has several sequences.
+        about: Facts for /info.
     """
 
-    def __init__(self, pipeline: Pipeline, rung: Rung, dtype: str, settings: Settings) -> None:
-        self._pipeline = pipeline
-        self._tokenizer = pipeline.tokenizer
+    def __init__(
+        self,
+        task: TextTask,
+        rung: Rung,
+        max_tokens: int | None,
+        max_batch_tokens: int,
+        about: Mapping[str, Any],
+    ) -> None:
+        self._task = task
+        self._tokenizer = task.tokenizer
         self._forward = rung.forward
-        self._task = FillMask(pipeline.tokenizer, len(pipeline.tokenizer))
-        vocabulary = self._tokenizer.get_vocab()
-        self._tokenizer.get_vocab = lambda: vocabulary  # it is built anew for each `targets`
-        self._max_tokens = max_input_tokens(pipeline)
-        if self._max_tokens is not None:
-            self._tokenizer.model_max_length = self._max_tokens  # what truncation cuts to
+        self._max_tokens = max_tokens
+        self._max_batch_tokens = max_batch_tokens
+        if max_tokens is not None:
+            self._tokenizer.model_max_length = max_tokens  # what truncation cuts to
         self.pads = rung.pads
         self.info: Mapping[str, Any] = {
-            "model_id": settings.model_id,
-            "revision": settings.revision,
-            "task": pipeline.task,
-            "architecture": type(pipeline.model).__name__,
-            "dtype": dtype,
-            "device": str(pipeline.device),
-            "max_input_tokens": self._max_tokens,
+            **about,
+            "max_input_tokens": max_tokens,
             "batching": rung.facts,
         }
 
     def prepare(
         self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]
     ) -> list[PreparedInput | RequestError]:
-        """Validate and tokenise (text, parameters) pairs; what does not fit becomes `Rejected`."""
+        """Validate and tokenise (value, parameters) pairs; what does not fit becomes `Rejected`."""
         prepared: dict[int, PreparedInput | RequestError] = {}
         known: dict[int, Stages | Rejected] = {}  # inputs of one request share their parameters
-        alike: dict[str, list[tuple[int, str, Stages]]] = {}
-        for index, (text, parameters) in enumerate(inputs):
+        alike: dict[str, list[_Input]] = {}
+        for index, (value, parameters) in enumerate(inputs):
             stages = known.get(id(parameters))
             if stages is None:
                 stages = known[id(parameters)] = self._stages(parameters)
             try:
                 if isinstance(stages, Rejected):
                     raise stages
-                text = self._cut(text, stages.tokenizer_kwargs)
+                texts = [
+                    self._cut(text, stages.tokenizer)
+                    for text in self._task.texts(value, stages.texts)
+                ]
             except Rejected as rejection:
                 prepared[index] = rejection
                 continue
-            key = json.dumps(stages.tokenizer_kwargs) if stages.tokenizer_kwargs else ""
-            alike.setdefault(key, []).append((index, text, stages))
+            key = json.dumps(stages.tokenizer) if stages.tokenizer else ""
+            alike.setdefault(key, []).append(_Input(index, value, texts, stages))
         for members in alike.values():
             prepared |= self._tokenised(members)
         return [prepared[index] for index in range(len(inputs))]
@@ -114,12 +100,10 @@ class PipelineModel:
         answer run once more, alone.
         """
         with torch.inference_mode():
-            hidden = self._forward.encode([prepared.encoded for prepared in batch])
-            outputs = self._task.answers(
-                [(prepared.encoded, prepared.postprocess_parameters) for prepared in batch],
-                hidden,
-                self._forward.head,
+            hidden = self._forward.encode(
+                [encoded for prepared in batch for encoded in prepared.sequences]
             )
+            outputs = self._task.answers(batch, hidden, self._forward.head)
         if len(batch) == 1:
             return outputs
         return [
@@ -128,73 +112,95 @@ class PipelineModel:
         ]
 
     def warm_up(self) -> None:
-        """Run a batch of one and of two, so that the first request finds everything allocated."""
-        text = f"warm {self._tokenizer.mask_token} up"
-        for texts in ([text], [text, f"{text} again"]):
-            prepared = self.prepare([(each, {}) for each in texts])
-            for output in self.run([item for item in prepared if isinstance(item, PreparedInput)]):
-                if isinstance(output, ModelFailed):
-                    raise output
+        """Run a batch of one and of two, so that the first request finds everything allocated.
+
+        Raises:
+            RequestError: The task's own example cannot be answered.
+        """
+        for count in (1, 2):
+            prepared = self.prepare([self._task.example] * count)
+            valid = [each for each in prepared if isinstance(each, PreparedInput)]
+            for outcome in (*prepared, *self.run(valid)):
+                if isinstance(outcome, RequestError):
+                    raise outcome
 
     def _stages(self, parameters: Mapping[str, Any]) -> Stages | Rejected:
-        """Let the pipeline sort `parameters` by stage."""
-        if not parameters:
-            return Stages({}, {})
+        """Sort `parameters` by stage."""
         try:
-            preprocess, _, postprocess = self._pipeline._sanitize_parameters(**parameters)
-        except (PipelineException, ValueError) as error:
-            return Rejected(" ".join(str(error).split()))
-        tokenizer_kwargs = preprocess.get("tokenizer_kwargs", {})
-        if (
-            self._max_tokens is not None
-            and tokenizer_kwargs.get("max_length", 0) > self._max_tokens
-        ):
-            return Rejected(
-                f"parameters.tokenizer_kwargs.max_length: must be at most {self._max_tokens}"
-            )
-        return Stages(tokenizer_kwargs, postprocess)
+            stages = self._task.stages(parameters)
+        except Rejected as rejection:
+            return rejection
+        longest = stages.tokenizer.get("max_length", 0)
+        if self._max_tokens is not None and longest > self._max_tokens:
+            return Rejected(f"parameters: max_length must be at most {self._max_tokens}")
+        return stages
 
-    def _tokenised(
-        self, members: list[tuple[int, str, Stages]]
-    ) -> dict[int, PreparedInput | RequestError]:
-        """Tokenise texts that have the same tokenizer arguments, in one call."""
-        kwargs = members[0][2].tokenizer_kwargs
+    def _tokenised(self, members: Sequence[_Input]) -> dict[int, PreparedInput | RequestError]:
+        """Tokenise inputs that have the same tokenizer arguments, in one call."""
+        arguments = members[0].stages.tokenizer
         encodings = self._tokenizer(
-            [text for _, text, _ in members], return_attention_mask=False, **kwargs
+            [text for member in members for text in member.texts],
+            return_attention_mask=False,
+            **arguments,
         )
+        texts = sum(len(member.texts) for member in members)
+        # With a stride a long text has several rows.
+        text_of_row = encodings.pop("overflow_to_sample_mapping", range(texts))
+        rows: list[list[dict[str, Any]]] = [[] for _ in range(texts)]
+        for row, text in enumerate(text_of_row):
+            rows[text].append({name: values[row] for name, values in encodings.items()})
+        found = iter(rows)
         prepared: dict[int, PreparedInput | RequestError] = {}
-        for row, (index, _, stages) in enumerate(members):
-            features = {name: values[row] for name, values in encodings.items()}
+        for member in members:
+            sequences = [features for _ in member.texts for features in next(found)]
             try:
-                tokens = len(features["input_ids"])
-                if self._max_tokens is not None and tokens > self._max_tokens:
-                    raise self._too_long(f"{tokens} tokens")
-                encoded = self._task.encoded(features, stages.postprocess)
-                prepared[index] = PreparedInput(encoded, stages.postprocess)
+                prepared[member.index] = self._checked(member, sequences)
             except Rejected as rejection:
-                prepared[index] = rejection
+                prepared[member.index] = rejection
         return prepared
 
-    def _cut(self, text: str, tokenizer_kwargs: Mapping[str, Any]) -> str:
+    def _checked(self, member: _Input, sequences: Sequence[dict[str, Any]]) -> PreparedInput:
+        """Return an input with its tokens.
+
+        Raises:
+            Rejected: They are too many, or not what the task needs.
+        """
+        lengths = [len(features["input_ids"]) for features in sequences]
+        if self._max_tokens is not None and max(lengths) > self._max_tokens:
+            raise self._too_long(f"{max(lengths)} tokens")
+        if len(lengths) > 1 and sum(lengths) > self._max_batch_tokens:
+            raise Rejected(
+                f"the input asks for {sum(lengths)} tokens in all, "
+                f"and a batch holds {self._max_batch_tokens}"
+            )
+        parameters = member.stages.answer
+        encoded = [self._task.encoded(features, parameters) for features in sequences]
+        return PreparedInput(member.value, encoded, parameters)
+
+    def _cut(self, text: Text, arguments: Mapping[str, Any]) -> Text:
         """Return the part of `text` that can matter: to tokenise megabytes takes seconds.
 
         Raises:
             Rejected: It is far too long, and truncation is not asked for.
         """
+        if isinstance(text, tuple):
+            return self._cut_one(text[0], arguments), self._cut_one(text[1], arguments)
+        return self._cut_one(text, arguments)
+
+    def _cut_one(self, text: str, arguments: Mapping[str, Any]) -> str:
         if self._max_tokens is None or len(text) <= self._max_tokens * CHARACTERS_PER_TOKEN:
             return text
         head = text[: self._max_tokens * CHARACTERS_PER_TOKEN]
-        if tokenizer_kwargs.get("truncation", "max_length" in tokenizer_kwargs):
+        if "stride" not in arguments and arguments.get("truncation", "max_length" in arguments):
             return head
         sample = head[:SAMPLE_CHARACTERS]
         tokens = len(self._tokenizer(sample)["input_ids"]) * len(text) // len(sample)
         raise self._too_long(f"about {tokens} tokens")
 
     def _too_long(self, size: str) -> Rejected:
-        return Rejected(
-            f"the input has {size}, and {self._max_tokens} fit; "
-            'set parameters.tokenizer_kwargs to {"truncation": true} to cut it'
-        )
+        text = f"the input has {size}, and {self._max_tokens} fit"
+        hint = self._task.truncation
+        return Rejected(f"{text}; {hint}" if hint else text)
 
 
 def max_input_tokens(pipeline: Pipeline) -> int | None:

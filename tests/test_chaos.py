@@ -18,8 +18,8 @@ from typing import Any
 
 from transformers import pipeline
 
+from tests.models import assert_same
 from tests.processes import ROOT, Server, server
-from tests.test_pipeline import assert_same
 
 REQUESTS = 2000
 CLIENTS = 64

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from api.huggingface import Call, parse, respond
+from api.tasks import FORMATS
 from errors import (
     Empty,
     Malformed,
@@ -22,8 +23,12 @@ from queueing import Response
 JSON = "application/json"
 
 
-def parse_json(value: Any) -> Call:
-    return parse(json.dumps(value).encode(), JSON, max_inputs=4)
+def parsed(body: bytes, content_type: str, task: str = "fill-mask") -> Call:
+    return parse(body, content_type, max_inputs=4, task=FORMATS[task])
+
+
+def parse_json(value: Any, task: str = "fill-mask") -> Call:
+    return parsed(json.dumps(value).encode(), JSON, task)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,7 @@ def parse_json(value: Any) -> Call:
 )
 def test_text_is_the_input_as_it_stands(content_type: str) -> None:
     body = "a=1&b=%20 grün [MASK]".encode()
-    assert parse(body, content_type, 4) == Call([body.decode()], {}, is_list=False)
+    assert parsed(body, content_type) == Call([body.decode()], {}, is_list=False)
 
 
 def test_json_of_one_and_of_many() -> None:
@@ -95,7 +100,7 @@ def test_bad_body_gets_its_own_error(
     body: bytes, content_type: str, error: type[RequestError], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        parse(body, content_type, max_inputs=4)
+        parsed(body, content_type)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,7 @@ def test_bad_parameter_is_named(parameters: Any, text: str) -> None:
 
 @pytest.mark.anyio
 async def test_list_of_one_is_answered_with_a_list() -> None:
-    response = Response(0, [{"score": 1.0}], queue_ms=1.04, inference_ms=2.0, batch_size=3)
+    response = Response(0, [{"score": 1.0}], 3, queue_ms=1.04, inference_ms=2.0, batch_size=3)
     listed = await respond(Call(["a"], {}, is_list=True), [response])
     single = await respond(Call(["a"], {}, is_list=False), [response])
     assert json.loads(bytes(listed.body)) == [[{"score": 1.0}]]
@@ -148,17 +153,17 @@ def nested() -> Any:
 )
 async def test_output_that_json_cannot_say_is_a_model_failure(output: Any) -> None:
     with pytest.raises(ModelFailed):
-        await respond(Call(["a"], {}, is_list=False), [Response(0, output, 0, 0, 1)])
+        await respond(Call(["a"], {}, is_list=False), [Response(0, output, 1, 0, 0, 1)])
 
 
 def test_very_many_faults_are_not_collected_one_by_one() -> None:
     with pytest.raises(Rejected) as rejection:
-        parse(b'{"inputs": [' + b"1," * 500_000 + b"1]}", JSON, max_inputs=4)
+        parsed(b'{"inputs": [' + b"1," * 500_000 + b"1]}", JSON)
     assert str(rejection.value) == "inputs[0]: Input should be a valid string"
     keys = ",".join(f'"k{number}":1' for number in range(100_000))
     for body in (f"{{{keys}}}", f'{{"parameters":{{{keys}}}}}'):
         with pytest.raises(Rejected, match="100000 keys in one object"):
-            parse(body.encode(), JSON, max_inputs=4)
+            parsed(body.encode(), JSON)
 
 
 def test_long_names_are_shortened() -> None:

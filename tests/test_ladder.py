@@ -29,7 +29,7 @@ NEVER_PACKED = {
 
 
 def probes(seed: int = ladder.SEED) -> list[Encoded]:
-    return ladder.make_probes(word_tokenizer(), 10, LIMIT, seed)
+    return ladder.make_probes(word_tokenizer(), LIMIT, seed=seed)
 
 
 def climbed(model: Any, batch: list[Encoded] | None = None) -> ladder.Rung:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -11,6 +10,7 @@ import pytest
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForNextSentencePrediction,
     BertForSequenceClassification,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -22,10 +22,9 @@ from config import Settings
 from errors import LoadError, ModelFailed, Rejected
 from inference import fill_mask
 from inference.loading import load
-from inference.pipeline import PipelineModel, PreparedInput
+from stages import Model
+from tests.models import BUNDLED, answers, assert_same
 from tests.tiny import word_tokenizer
-
-BUNDLED = str(Path(__file__).parent.parent / "models" / "tiny-fill-mask")
 
 TEXTS = [
     "Paris is the [MASK] of France.",
@@ -38,7 +37,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def model() -> PipelineModel:
+def model() -> Model:
     return load(Settings(model_id=BUNDLED, device="cpu"))
 
 
@@ -47,43 +46,13 @@ def untouched() -> Any:
     return pipeline("fill-mask", model=BUNDLED, device="cpu", dtype="float32")
 
 
-def answers(model: PipelineModel, *inputs: tuple[str, Mapping[str, Any]]) -> list[Any]:
-    """Take `inputs` through the model as one batch; invalid ones stay in place as errors."""
-    prepared = model.prepare(inputs)
-    valid = iter(model.run([each for each in prepared if isinstance(each, PreparedInput)]))
-    return [next(valid) if isinstance(each, PreparedInput) else each for each in prepared]
-
-
-def assert_same(actual: Any, expected: Any) -> None:
-    """Compare pipeline outputs: equal to the last key, scores within float32 rounding.
-
-    The untouched pipeline differs from itself by up to 2e-6 between alone and batched.
-    """
-    if isinstance(expected, dict):
-        assert list(actual) == list(expected)
-        assert actual["score"] == pytest.approx(expected["score"], abs=1e-5)
-        assert actual | {"score": 0} == expected | {"score": 0}
-    else:
-        assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            assert_same(one, other)
-
-
-def test_batch_answers_as_the_untouched_pipeline_does_one_by_one(
-    model: PipelineModel, untouched: Any
-) -> None:
-    batched = answers(model, *((text, {}) for text in TEXTS))
-    for text, answer in zip(TEXTS, batched, strict=True):
-        assert_same(answer, untouched(text))
-
-
 @pytest.mark.parametrize("text", TEXTS)
-def test_alone_is_as_in_a_batch(model: PipelineModel, untouched: Any, text: str) -> None:
+def test_alone_is_as_in_a_batch(model: Model, untouched: Any, text: str) -> None:
     (answer,) = answers(model, (text, {}))
     assert_same(answer, untouched(text))
 
 
-def test_parameters_of_one_input_do_not_reach_another(model: PipelineModel, untouched: Any) -> None:
+def test_parameters_of_one_input_do_not_reach_another(model: Model, untouched: Any) -> None:
     long = "word " * 400 + "[MASK]"
     wishes: list[tuple[str, dict[str, Any]]] = [
         (TEXTS[0], {"top_k": 1}),
@@ -97,9 +66,7 @@ def test_parameters_of_one_input_do_not_reach_another(model: PipelineModel, unto
         assert_same(answer, untouched(text, **parameters))
 
 
-def test_invalid_inputs_are_refused_and_their_mates_are_not(
-    model: PipelineModel, untouched: Any
-) -> None:
+def test_invalid_inputs_are_refused_and_their_mates_are_not(model: Model, untouched: Any) -> None:
     first, no_mask, too_long, last = answers(
         model, (TEXTS[0], {}), ("no mask", {}), ("word " * 300 + "[MASK]", {}), (TEXTS[1], {})
     )
@@ -112,12 +79,12 @@ def test_invalid_inputs_are_refused_and_their_mates_are_not(
     ("parameters", "message"),
     [
         ({"top_k": 1_000_000}, "parameters.top_k: the vocabulary has"),
-        ({"tokenizer_kwargs": {"max_length": 257}}, "parameters.tokenizer_kwargs.max_length: must"),
+        ({"tokenizer_kwargs": {"max_length": 257}}, "parameters: max_length must be at most 256"),
         ({"targets": ["", " "]}, "At least one target"),
     ],
 )
 def test_parameter_that_does_not_fit_the_model_is_refused(
-    model: PipelineModel, parameters: dict[str, Any], message: str
+    model: Model, parameters: dict[str, Any], message: str
 ) -> None:
     (refusal,) = answers(model, ("[MASK]", parameters), ("[MASK]", {}))[:1]
     assert isinstance(refusal, Rejected)
@@ -125,11 +92,11 @@ def test_parameter_that_does_not_fit_the_model_is_refused(
 
 
 def test_text_of_megabytes_is_refused_or_cut_without_tokenising_it_all(
-    model: PipelineModel, monkeypatch: pytest.MonkeyPatch
+    model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "a [MASK] " + "word " * 400_000
     seen: list[int] = []
-    tokenizer = model._tokenizer
+    tokenizer = vars(model)["_tokenizer"]
 
     def watched(texts: str | list[str], **parameters: Any) -> Any:
         seen.extend(map(len, [texts] if isinstance(texts, str) else texts))
@@ -145,7 +112,7 @@ def test_text_of_megabytes_is_refused_or_cut_without_tokenising_it_all(
     assert seen == [10_000, 25_600]
 
 
-def test_too_many_answers_are_refused(model: PipelineModel) -> None:
+def test_too_many_answers_are_refused(model: Model) -> None:
     masks = "[MASK] " * 250
     four, targets, refused = answers(
         model, (masks, {"top_k": 4}), (masks, {"top_k": 9, "targets": ["cat", "dog"]}), (masks, {})
@@ -154,7 +121,7 @@ def test_too_many_answers_are_refused(model: PipelineModel) -> None:
     assert str(refused) == "parameters.top_k: 250 masks ask for 1250 answers, and 1000 fit"
 
 
-def test_info_tells_what_is_served(model: PipelineModel) -> None:
+def test_info_tells_what_is_served(model: Model) -> None:
     assert model.info == {
         "model_id": BUNDLED,
         "revision": None,
@@ -163,11 +130,12 @@ def test_info_tells_what_is_served(model: PipelineModel) -> None:
         "dtype": "float32",
         "device": "cpu",
         "max_input_tokens": 256,
+        "mask_token": "[MASK]",
         "batching": ANY,
     }
 
 
-def test_bundled_model_knows_paris(model: PipelineModel) -> None:
+def test_bundled_model_knows_paris(model: Model) -> None:
     (answer,) = answers(model, (TEXTS[0], {}))
     assert "capital" in [row["token_str"] for row in answer]
 
@@ -223,8 +191,8 @@ def test_missing_folder_is_named() -> None:
 
 
 def test_unserved_architecture_is_named(tmp_path: Path) -> None:
-    BertForSequenceClassification(BertConfig(**TINY)).save_pretrained(tmp_path)
-    assert "BertForSequenceClassification" in one_line(Settings(model_id=str(tmp_path)))
+    BertForNextSentencePrediction(BertConfig(**TINY)).save_pretrained(tmp_path)
+    assert "BertForNextSentencePrediction" in one_line(Settings(model_id=str(tmp_path)))
 
 
 def test_task_that_the_weights_cannot_do_is_refused(tmp_path: Path) -> None:
@@ -247,7 +215,7 @@ def test_broken_weights_are_a_load_error(tmp_path: Path) -> None:
 
 
 def test_all_benchmark_sentences_are_answered_as_by_the_untouched_pipeline(
-    model: PipelineModel, untouched: Any
+    model: Model, untouched: Any
 ) -> None:
     texts = sentences()
     for start in range(0, len(texts), 50):
@@ -257,9 +225,9 @@ def test_all_benchmark_sentences_are_answered_as_by_the_untouched_pipeline(
 
 
 def test_number_that_is_not_finite_fails_only_the_input_that_bears_it(untouched: Any) -> None:
-    model = load(Settings(model_id=BUNDLED, device="cpu"))
+    model: Any = load(Settings(model_id=BUNDLED, device="cpu"))
     assert "packed" in model.info["batching"]["path"]
-    positions = model._pipeline.model.bert.embeddings.position_embeddings.weight
+    positions = model._task.pipeline.model.bert.embeddings.position_embeddings.weight
     positions[40:] = float("inf")
     poison = "A long walk " * 20 + "to the [MASK]."
     first, poisoned, last = answers(
@@ -272,7 +240,7 @@ def test_number_that_is_not_finite_fails_only_the_input_that_bears_it(untouched:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_lower_precision_mostly_agrees(dtype: Any, model: PipelineModel) -> None:
+def test_lower_precision_mostly_agrees(dtype: Any, model: Model) -> None:
     lower = load(Settings(model_id=BUNDLED, device="cpu", dtype=dtype))
     assert lower.info["dtype"] == dtype
     texts = [(text, {"top_k": 1}) for text in sentences()[:100]]
@@ -285,7 +253,7 @@ def test_int8_is_for_the_cpu() -> None:
 
 
 def test_large_top_k_is_answered_in_chunks(
-    model: PipelineModel, untouched: Any, monkeypatch: pytest.MonkeyPatch
+    model: Model, untouched: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fill_mask, "CHUNK_ELEMENTS", 8000 * 2)
     wishes: list[tuple[str, dict[str, Any]]] = [(TEXTS[3], {"top_k": 200}), (TEXTS[0], {})]

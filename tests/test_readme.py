@@ -17,8 +17,8 @@ from pydantic_core import PydanticUndefined
 from config import Settings
 from errors import RequestError
 from server import STATUS
+from tests.models import assert_same
 from tests.processes import ROOT, server
-from tests.test_pipeline import assert_same
 
 README = (ROOT / "README.md").read_text()
 
