@@ -41,11 +41,28 @@ Task = Literal[
     "token-classification",
     "zero-shot-classification",
     "feature-extraction",
+    "image-classification",
+    "image-segmentation",
+    "object-detection",
+    "depth-estimation",
+    "image-feature-extraction",
+    "mask-generation",
+    "keypoint-matching",
+    "zero-shot-image-classification",
+    "zero-shot-object-detection",
+    "document-question-answering",
+    "table-question-answering",
+    "audio-classification",
+    "zero-shot-audio-classification",
+    "automatic-speech-recognition",
+    "text-to-audio",
+    "video-classification",
 ]
 TASK_ALIASES = {
     "ner": "token-classification",
     "sentiment-analysis": "text-classification",
     "sentence-similarity": "feature-extraction",
+    "text-to-speech": "text-to-audio",
 }
 
 

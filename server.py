@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 import errors
-from api import http, huggingface, openai
+from api import http, huggingface, openai, openapi
 from api.tasks import FORMATS
 from batching import Worker
 from config import ConfigurationError, Settings, load_settings
@@ -52,7 +52,7 @@ STATUS: Mapping[type[errors.RequestError], int] = {
 
 PREDICT = ("/", "/predict", "/invocations")
 EMBEDDINGS = "/v1/embeddings"
-PAGE = Path(__file__).parent / "web" / "playground.html"
+WEB = Path(__file__).parent / "web"
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -62,6 +62,8 @@ PAGE_HEADERS = {
 
 LINKS = {
     "predict": "/",
+    "docs": "/docs",
+    "openapi": "/openapi.json",
     "info": "/info",
     "health": "/health",
     "live": "/livez",
@@ -90,7 +92,7 @@ class Root(HTTPEndpoint):
     async def get(self, request: HTTPRequest) -> Response:
         """Say what runs here: browsers get a page to try it."""
         if "text/html" in request.headers.get("accept", ""):
-            return FileResponse(PAGE, headers=PAGE_HEADERS)
+            return FileResponse(WEB / "playground.html", headers=PAGE_HEADERS)
         settings = service(request).settings
         about = {"name": "onequeue", "version": VERSION, "links": LINKS}
         task = model_info(request).get("task", settings.task)
@@ -110,9 +112,9 @@ async def predict(request: HTTPRequest) -> Response:
     deadline, body = await _admitted_body(request)
     task = FORMATS[model_info(request)["task"]]
     content_type = request.headers.get("content-type", "")
-    call = huggingface.parse(body, content_type, _max_inputs(request), task)
+    call = await huggingface.read(body, content_type, _max_inputs(request), task)
     responses = await _submit(request, call.inputs, call.parameters, deadline)
-    return await huggingface.respond(call, responses)
+    return await huggingface.respond(call, responses, request.headers.get("accept", ""))
 
 
 async def embeddings(request: HTTPRequest) -> Response:
@@ -201,6 +203,26 @@ async def info(request: HTTPRequest) -> Response:
     return JSONResponse(about)
 
 
+async def openapi_document(request: HTTPRequest) -> Response:
+    """Describe what is served."""
+    model = model_info(request)
+    task = model.get("task")
+    served = openapi.Served(
+        version=VERSION,
+        task=task,
+        format=FORMATS[task] if task else None,
+        paths=PREDICT,
+        mask_token=model.get("mask_token"),
+        keyed=service(request).settings.api_key is not None,
+    )
+    return JSONResponse(openapi.document(served))
+
+
+async def docs(_request: HTTPRequest) -> Response:
+    """Show the description to people."""
+    return FileResponse(WEB / "docs.html", headers=PAGE_HEADERS)
+
+
 async def on_request_error(request: HTTPRequest, error: Exception) -> Response:
     """Answer a `RequestError`; leave the cause for the log."""
     assert isinstance(error, errors.RequestError)
@@ -277,6 +299,8 @@ def create_app(settings: Settings, load: Callable[[], Model] | None = None) -> S
             *(Route(path, ready) for path in ("/health", "/readyz", "/ping")),
             Route("/livez", live),
             Route("/info", info),
+            Route("/openapi.json", openapi_document),
+            Route("/docs", docs),
         ],
         middleware=[
             Middleware(http.Door, paths=(*PREDICT, EMBEDDINGS), refusal=partial(refusal, settings)),

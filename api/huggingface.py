@@ -1,8 +1,9 @@
-"""The Hugging Face wire format: raw text, or {"inputs", "parameters"} as JSON."""
+"""The Hugging Face wire format: the raw input, or {"inputs", "parameters"} as JSON."""
 
 from __future__ import annotations
 
 import asyncio
+import binascii
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.responses import Response as HTTPResponse
 
-from api.tasks import MANY, ONE, PAIR, Similarity, TaskFormat, as_it_is, cosines
+from api.formats import MANY, ONE, PAIR, TaskFormat, as_it_is, check_text
+from api.tasks import Similarity, cosines
 from errors import (
     Empty,
     InvalidRequest,
@@ -25,7 +27,9 @@ from errors import (
 from queueing import Response
 
 # What `curl -d` sends, whatever the data is, and no type at all.
-TEXT_TYPES = ("application/x-www-form-urlencoded", "")
+ANY_TYPES = ("application/x-www-form-urlencoded", "")
+BINARY_TYPE = "application/octet-stream"
+LARGE_BODY_BYTES = 65_536  # a header can be as long as the file: the event loop must not wait
 SHOWN_FAULTS = 3
 SHOWN_CHARACTERS = 80
 JSON_STYLE: dict[str, Any] = {
@@ -49,6 +53,7 @@ class Call:
         write: Makes of an output what the client expects.
         combine: Makes one answer of all outputs.
         key: Of an object around the answer.
+        speaks: The answer is a sound.
     """
 
     inputs: Sequence[Any]
@@ -57,13 +62,21 @@ class Call:
     write: Callable[[Any], Any] = as_it_is
     combine: Callable[[list[Any]], Any] | None = None
     key: str | None = None
+    speaks: bool = False
+
+
+async def read(body: bytes, content_type: str, max_inputs: int, task: TaskFormat) -> Call:
+    """Do as `parse` does, but look through a large image or sound in another thread."""
+    if task.raw == "text" or len(body) < LARGE_BODY_BYTES:
+        return parse(body, content_type, max_inputs, task)
+    return await asyncio.to_thread(parse, body, content_type, max_inputs, task)
 
 
 def parse(body: bytes, content_type: str, max_inputs: int, task: TaskFormat) -> Call:
     """Parse and check a request body.
 
     Raises:
-        UnsupportedType: `content_type` is neither text nor JSON, or not UTF-8.
+        UnsupportedType: `content_type` is neither JSON nor what the task takes, or not UTF-8.
         Malformed: `body` is not UTF-8, or not JSON.
         Rejected: The JSON has another shape; the text names the key.
         Empty: There is no input, or a blank one.
@@ -72,22 +85,28 @@ def parse(body: bytes, content_type: str, max_inputs: int, task: TaskFormat) -> 
     media_type = _media_type(content_type)
     if media_type == "application/json":
         call = _parse_json(body, task)
-    elif media_type in TEXT_TYPES or media_type.startswith("text/"):
-        call = _parse_text(body, task)
+    elif _is_raw(media_type, task):
+        call = _parse_raw(body, task)
     else:
         shown = media_type[:SHOWN_CHARACTERS]
-        raise UnsupportedType(f"content type {shown!r}: send text/plain or application/json")
-    check_inputs(call.inputs, max_inputs)
+        better = {"text": "text/plain or ", "": ""}.get(task.raw, f"{task.raw}/* or ")
+        raise UnsupportedType(f"content type {shown!r}: send {better}application/json")
+    check_inputs(call.inputs, max_inputs, task.check)
     return call
 
 
-async def respond(call: Call, responses: Sequence[Response]) -> HTTPResponse:
+async def respond(call: Call, responses: Sequence[Response], accept: str = "") -> HTTPResponse:
     """Answer with the outputs, and say in headers how long they took (ms).
+
+    One sound is answered as it stands, as WAV, unless `accept` names JSON.
 
     Raises:
         ModelFailed: JSON has no word for an output; NaN, for one.
     """
     outputs = [response.output for response in responses]
+    if call.speaks and not call.is_list and "application/json" not in accept:
+        sound = binascii.a2b_base64(outputs[0]["audio"])
+        return HTTPResponse(sound, headers=timing(responses), media_type="audio/wav")
     if call.combine:
         body = to_json(call.combine(outputs))
     elif call.is_list:
@@ -132,13 +151,22 @@ def _media_type(content_type: str) -> str:
     return media_type
 
 
-def _parse_text(body: bytes, task: TaskFormat) -> Call:
+def _is_raw(media_type: str, task: TaskFormat) -> bool:
+    """Tell whether a body of this type is the input as it stands."""
+    if not task.raw:
+        return False
+    own = media_type.startswith(f"{task.raw}/") or media_type in ANY_TYPES
+    return own or (media_type == BINARY_TYPE and task.raw != "text")
+
+
+def _parse_raw(body: bytes, task: TaskFormat) -> Call:
     if any(field.is_required() for name, field in task.body.model_fields.items() if name != INPUTS):
         raise UnsupportedType("this task needs parameters: send application/json")
     try:
-        return Call([body.decode()], {}, is_list=False)
+        value = body.decode() if task.raw == "text" else body
     except UnicodeDecodeError as error:
         raise Malformed(f"the body is not UTF-8 (byte {error.start})") from None
+    return Call([value], {}, is_list=False, speaks=task.speaks)
 
 
 def _parse_json(body: bytes, task: TaskFormat) -> Call:
@@ -158,7 +186,7 @@ def _parse_json(body: bytes, task: TaskFormat) -> Call:
         case _:
             inputs, is_list = [parsed.inputs], task.wraps
     plain = [each.model_dump() if isinstance(each, BaseModel) else each for each in inputs]
-    return Call(plain, parameters, is_list, task.write, key=key)
+    return Call(plain, parameters, is_list, task.write, key=key, speaks=task.speaks)
 
 
 def _from_instances(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,26 +278,22 @@ def _describe(fault: ErrorDetails) -> str:
     return f"{path or 'body'}: {reason}"
 
 
-def check_inputs(inputs: Sequence[Any], max_inputs: int) -> None:
-    """Refuse what no tokenizer should see.
+def check_inputs(
+    inputs: Sequence[Any], max_inputs: int, check: Callable[[Any], None] = check_text
+) -> None:
+    """Refuse what need not come to the queue.
 
     Raises:
         TooLarge: There are more than `max_inputs` inputs.
-        Empty: There is none, or one with a text without a visible character.
-        Rejected: A text holds a NUL.
+        InvalidRequest: There is none, or `check` refuses one.
     """
     if not inputs:
         raise Empty("inputs: the list is empty")
     if len(inputs) > max_inputs:
         raise TooLarge(f"{len(inputs)} inputs, and a request may hold {max_inputs}")
     for index, value in enumerate(inputs):
-        for text in value.values() if isinstance(value, dict) else (value,):
-            fault: InvalidRequest
-            if not text.strip():
-                fault = Empty("the input is empty")
-            elif "\0" in text:
-                fault = Rejected("the input holds a NUL character")
-            else:
-                continue
+        try:
+            check(value)
+        except InvalidRequest as fault:
             fault.index = index if len(inputs) > 1 else None
-            raise fault
+            raise

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic import Discriminator, Field, Tag
 
-LABELS = 100  # candidates of one request, each a pass over the text
-ONE, MANY, PAIR = "<one>", "<many>", "<pair>"
-
-
-def branch(value: Any) -> str:
-    """Name the branch of a union that `value` is for, so that errors speak of that branch alone."""
-    if isinstance(value, list):
-        return MANY
-    return PAIR if isinstance(value, dict) else ONE
-
-
-class Strict(BaseModel):
-    """Knows every key, and takes no value for another."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-Text = Annotated[str, Tag(ONE)]
-Texts = Annotated[list[str], Field(fail_fast=True), Tag(MANY)]
-OneOrMany = Annotated[Text | Texts, Discriminator(branch)]
-Word = Annotated[str, Field(max_length=200)]
+from api.formats import (
+    MANY,
+    ONE,
+    PAIR,
+    Labels,
+    OneOrMany,
+    Strict,
+    TaskFormat,
+    Template,
+    Text,
+    Texts,
+    Word,
+    body,
+    branch,
+)
+from api.media_tasks import MEDIA_FORMATS
 
 
 class TokenizerArguments(Strict):
@@ -90,16 +84,9 @@ class TokenClassificationParameters(Strict):
 class ZeroShotClassificationParameters(Strict):
     """Parameters of the zero-shot-classification pipeline."""
 
-    candidate_labels: Annotated[
-        Annotated[str, Field(min_length=1, max_length=20_000), Tag(ONE)]
-        | Annotated[list[Word], Field(min_length=1, max_length=LABELS, fail_fast=True), Tag(MANY)],
-        Discriminator(branch),
-    ] = Field(description="Labels, as a list or separated by commas.")
+    candidate_labels: Labels = Field(description="Labels, as a list or separated by commas.")
     multi_label: bool | None = Field(None, description="Several labels can be true.")
-    # Other fields would let a client format at will: widths of gigabytes, attributes of objects.
-    hypothesis_template: str | None = Field(
-        None, max_length=1000, pattern=r"^[^{}]*\{\}[^{}]*$", description="With {} for the label."
-    )
+    hypothesis_template: Template | None = Field(None, description="With {} for the label.")
 
 
 class FeatureExtractionParameters(Strict):
@@ -121,58 +108,6 @@ class Similarity(Strict):
 
     source_sentence: str
     sentences: list[str] = Field(min_length=1, fail_fast=True)
-
-
-def as_it_is(output: Any) -> Any:
-    """Write an output as the pipeline does."""
-    return output
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFormat:
-    """The wire format of a task.
-
-    Attributes:
-        body: Of a JSON request: inputs, parameters, options.
-        wraps: A single input in JSON is answered with a list of one, as clients expect.
-        write: Makes of an output what JSON clients expect.
-        nullable: Parameters for which null is a value.
-        flat: Names of parameters that may stand beside `inputs`.
-        examples: Requests that show what it is good for, by title.
-    """
-
-    body: type[BaseModel]
-    wraps: bool = False
-    write: Callable[[Any], Any] = as_it_is
-    nullable: frozenset[str] = frozenset()
-    flat: frozenset[str] = frozenset()
-    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-def body(name: str, inputs: Any, parameters: Any, *, flat: bool = False) -> type[BaseModel]:
-    """Return the model of a JSON body.
-
-    Args:
-        name: In the OpenAPI document.
-        inputs: Type of `inputs`.
-        parameters: Type of `parameters`.
-        flat: The fields of `parameters` may stand beside `inputs` too.
-    """
-    fields: dict[str, Any] = {
-        "inputs": (inputs, ...),
-        "parameters": (parameters, ...) if _required(parameters) else (parameters | None, None),
-        "options": (Any, Field(None, description="Ignored; older clients send it.")),
-    }
-    if flat:
-        fields |= {
-            field_name: (about.annotation, about)
-            for field_name, about in parameters.model_fields.items()
-        }
-    return create_model(name, __base__=Strict, **fields)
-
-
-def _required(parameters: type[BaseModel]) -> bool:
-    return any(about.is_required() for about in parameters.model_fields.values())
 
 
 def labels(output: Any) -> list[dict[str, Any]]:
@@ -255,4 +190,5 @@ FORMATS: Mapping[str, TaskFormat] = {
             },
         },
     ),
+    **MEDIA_FORMATS,
 }

@@ -5,30 +5,33 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import PretrainedConfig
-from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import Pipeline
 from transformers.utils import cached_file
 
 from config import Settings
 from errors import LoadError
-from inference import ladder, linear
+from inference import ladder, linear, stacking
 from inference.embedding import EmbeddingConfig, FeatureExtraction, read_config
+from inference.examples import examples
 from inference.fill_mask import FillMask
 from inference.joining import join
 from inference.pipeline import PipelineModel, max_input_tokens
+from inference.stacking import Stacked
+from inference.tasks import pipeline_of, task_of
 from inference.text import (
     TextClassification,
     TextTask,
     TokenClassification,
     ZeroShotClassification,
 )
+from inference.whole import OneByOne
 from stages import Model
 
 logger = logging.getLogger(__name__)
@@ -41,9 +44,6 @@ TEXT_TASKS: dict[str, Callable[[Pipeline], TextTask]] = {
     "token-classification": TokenClassification,
     "zero-shot-classification": ZeroShotClassification,
 }
-# In this order a model's architecture is looked for; a later one may be more general.
-TASKS = (*TEXT_TASKS, "feature-extraction")
-COMPONENTS = ("tokenizer", "image_processor", "feature_extractor", "processor", "video_processor")
 
 
 def load(settings: Settings) -> Model:
@@ -78,10 +78,10 @@ def _load(settings: Settings) -> Model:
     source = _source(settings.model_id)
     common = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
     config = transformers.AutoConfig.from_pretrained(source, **common)
-    task = settings.task or _task(config)
+    task = settings.task or task_of(config)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
-    pipeline = _pipeline(task, source, device, config, common)
+    pipeline = pipeline_of(task, source, device, config, common)
     about = {
         "model_id": settings.model_id,
         "revision": settings.revision,
@@ -90,29 +90,29 @@ def _load(settings: Settings) -> Model:
         "dtype": dtype,
         "device": str(pipeline.device),
     }
-    return _text_model(pipeline, source, about, settings)
+    if task in TEXT_TASKS or task == "feature-extraction":
+        return _text_model(pipeline, source, about, settings)
+    return _whole_model(pipeline, about)
 
 
-def _pipeline(
-    task: str, source: str, device: str, config: PretrainedConfig, common: Mapping[str, Any]
-) -> Pipeline:
-    """Return the pipeline, in float32.
-
-    Raises:
-        ValueError: The model lacks weights for the task.
-    """
-    _, known, _ = PIPELINE_REGISTRY.check_task(task)
-    fitting = [auto for auto in known["pt"] if _architectures(auto, config)]
-    model, loading = (fitting or known["pt"])[0].from_pretrained(
-        source, config=config, dtype="float32", output_loading_info=True, **common
+def _whole_model(pipeline: Pipeline, about: dict[str, Any]) -> Model:
+    """Return a model that stacks inputs, if that is right for it."""
+    pipeline.model.requires_grad_(False)
+    tries = examples(pipeline)
+    facts: dict[str, Any] = {"path": "one by one", "refused": {}}
+    if pipeline.task in stacking.TASKS:
+        facts = stacking.proved(pipeline, tries)
+    logger.info(
+        "inputs run %s", "; not ".join(map(str, (facts["path"], *facts["refused"].items())))
     )
-    if missing := sorted(loading["missing_keys"]):
-        raise ValueError(f"the weights lack {', '.join(missing[:3])}: not a model for {task}")
-    kind = getattr(transformers.pipelines, known["impl"].rsplit(".", 1)[-1])
-    components = {
-        name: source for name in COMPONENTS if getattr(kind, f"_load_{name}") is not False
-    }
-    return transformers.pipeline(task, model=model, device=device, **components, **common)
+    if about["dtype"] == "int8":
+        linear.quantize(pipeline.model)
+    elif about["dtype"] != "float32":
+        pipeline.model.to(getattr(torch, about["dtype"]))
+    kind = Stacked if facts["path"] == "stacked" else OneByOne
+    model = kind(pipeline, {**about, "batching": facts})
+    model.warm_up(tries)
+    return model
 
 
 def _text_model(
@@ -186,26 +186,6 @@ def _source(model_id: str) -> str:
     if model_id.startswith((".", "/", "~")):
         raise ValueError("there is no such folder")
     return model_id
-
-
-def _task(config: PretrainedConfig) -> str:
-    """Tell the task from the architecture that the weights were saved with.
-
-    Raises:
-        ValueError: It is for none that is served.
-    """
-    architecture = (config.architectures or ["an unnamed architecture"])[0]
-    for task in TASKS:
-        _, known, _ = PIPELINE_REGISTRY.check_task(task)
-        if any(architecture in _architectures(auto, config) for auto in known["pt"]):
-            return task
-    raise ValueError(f"no task is known for {architecture}; served: {', '.join(TASKS)}")
-
-
-def _architectures(auto: Any, config: PretrainedConfig) -> tuple[str, ...]:
-    """Return the names of the classes that `auto` makes of `config`."""
-    names: str | tuple[str, ...] = auto._model_mapping._model_mapping.get(config.model_type, ())
-    return (names,) if isinstance(names, str) else names
 
 
 def _dtype(name: str, device: str, config: PretrainedConfig) -> str:

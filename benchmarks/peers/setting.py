@@ -56,7 +56,9 @@ def load_pipeline() -> Pipeline:
     transformers.logging.set_verbosity_error()
     if threads := setting().threads:
         torch.set_num_threads(threads)
-    return transformers.pipeline("fill-mask", model=os.environ["MODEL"], dtype=torch.float32)
+    task: Any = os.environ.get("TASK", "fill-mask")
+    pipeline: Pipeline = transformers.pipeline(task, model=os.environ["MODEL"], dtype=torch.float32)
+    return pipeline
 
 
 def run_batch(pipeline: Pipeline, texts: list[str]) -> list[Any]:

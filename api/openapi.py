@@ -1,0 +1,183 @@
+"""The OpenAPI 3.1 document: what this server does with the model that it has, and no more.
+
+It is made of the models that validate the requests, so that it cannot say anything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import models_json_schema
+
+from api.answers import ANSWERS, Error, Status
+from api.formats import TaskFormat
+from api.openai import EmbeddingsBody
+
+REF = "#/components/schemas/{model}"
+JSON = "application/json"
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+Document: TypeAlias = dict[str, Any]
+
+REASONS: Mapping[int, str] = {
+    400: "The body is not JSON or not UTF-8, or there is no input.",
+    401: "The API key is missing or wrong.",
+    413: "More bytes or inputs than a request may have.",
+    415: "A content type that this task has no use for.",
+    422: "An input or a parameter that the model cannot take; it is named.",
+    424: "The model failed on this input.",
+    429: "The queue is full; see Retry-After.",
+    503: "The queue is full, or the model is loading, or the server stops; see Retry-After.",
+    504: "The deadline passed.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What there is to describe.
+
+    Attributes:
+        version: Of the server.
+        task: None while the model is loading.
+        format: Of the task.
+        paths: Of inference in the Hugging Face wire format.
+        mask_token: Of the model, if it has one.
+        keyed: Inference asks for a key.
+    """
+
+    version: str
+    task: str | None
+    format: TaskFormat | None
+    paths: Sequence[str]
+    mask_token: str | None
+    keyed: bool
+
+
+def document(served: Served) -> Document:
+    """Return the document."""
+    gets = {
+        "/": _get("Name, version, model and links; a page to try it for browsers.", dict[str, Any]),
+        "/livez": _get("Whether the worker makes progress.", Status, 503),
+        "/readyz": _get("Whether a request would be admitted.", Status, 503),
+        "/info": _get("Model, limits, state.", dict[str, Any]),
+        "/v1/models": _get("The one model, for OpenAI's clients.", dict[str, Any]),
+    }
+    posts: Document = {}
+    models: list[type[BaseModel]] = [Error, Status]
+    answers: Document = {}
+    if served.task and served.format:
+        examples = _examples(served.format, served.mask_token)
+        posts = {
+            path: _inference(path, served.task, served.format, examples) for path in served.paths
+        }
+        models.append(served.format.body)
+        answers = _answers(served.task)
+    if served.task == "feature-extraction":
+        posts["/v1/embeddings"] = _embeddings()
+        models.append(EmbeddingsBody)
+    _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=REF)
+    components: Document = {"schemas": schemas["$defs"] | answers}
+    if served.keyed:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for operation in (*posts.values(), gets["/v1/models"]):
+            operation["security"] = [{"key": []}]
+    paths: Document = {path: {"get": operation} for path, operation in gets.items()}
+    for path, operation in posts.items():
+        paths.setdefault(path, {})["post"] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": f"onequeue: {served.task or 'loading'}", "version": served.version},
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _get(summary: str, answer: Any, *statuses: int) -> Document:
+    return {"summary": summary, "responses": _responses(_schema(answer), statuses)}
+
+
+def _examples(task_format: TaskFormat, mask_token: str | None) -> Document:
+    """Return the examples, with the mask as this model writes it."""
+    text = json.dumps({title: {"value": body} for title, body in task_format.examples.items()})
+    examples: Document = json.loads(text.replace("[MASK]", mask_token or "[MASK]"))
+    return examples
+
+
+def _inference(path: str, task: str, task_format: TaskFormat, examples: Document) -> Document:
+    content = {JSON: {"schema": _schema(task_format.body), "examples": examples}}
+    responses = _responses({"$ref": REF.format(model="Answers")}, REASONS)
+    if task_format.speaks:
+        responses["200"]["content"]["audio/wav"] = {
+            "schema": {"type": "string", "format": "binary"}
+        }
+    return {
+        "summary": f"{task}: one input or several.",
+        "operationId": f"predict_{path.strip('/') or 'root'}",
+        "parameters": [
+            {
+                "name": "X-Request-Timeout",
+                "in": "header",
+                "description": "Seconds that the client will wait.",
+                "schema": {"type": "number", "minimum": 1},
+            }
+        ],
+        "requestBody": {"required": True, "content": content | _raw(task_format.raw)},
+        "responses": responses,
+    }
+
+
+def _raw(kind: str) -> Document:
+    """Return what a body may be that is the input as it stands, by content type.
+
+    Args:
+        kind: Of `TaskFormat.raw`.
+    """
+    if kind == "text":
+        return {"text/plain": {"schema": {"type": "string", "minLength": 1}}}
+    return {f"{kind}/*": BINARY, "application/octet-stream": BINARY} if kind else {}
+
+
+def _embeddings() -> Document:
+    return {
+        "summary": "Embeddings in the OpenAI wire format.",
+        "operationId": "embeddings",
+        "requestBody": {"required": True, "content": {JSON: {"schema": _schema(EmbeddingsBody)}}},
+        "responses": _responses({"type": "object"}, REASONS, error={"type": "object"}),
+    }
+
+
+def _responses(
+    answer: Document, statuses: Iterable[int], error: Document | None = None
+) -> Document:
+    error = error or _schema(Error)
+    responses = {"200": {"description": "The answer.", "content": {JSON: {"schema": answer}}}}
+    for status in statuses:
+        responses[str(status)] = {
+            "description": REASONS[status],
+            "content": {JSON: {"schema": error}},
+        }
+    return responses
+
+
+def _schema(model: Any) -> Document:
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return {"$ref": REF.format(model=model.__name__)}
+    return TypeAdapter(model).json_schema()
+
+
+def _answers(task: str) -> Document:
+    """Return the schemas of an answer: to one input, to a list, or to Vertex AI."""
+    if task not in ANSWERS:
+        return {"Answers": {}}
+    one = TypeAdapter(ANSWERS[task]).json_schema(ref_template=REF, mode="serialization")
+    schemas: Document = one.pop("$defs", {})
+    many = {"type": "array", "items": one}
+    predictions = {
+        "type": "object",
+        "properties": {"predictions": many},
+        "required": ["predictions"],
+    }
+    return {**schemas, "Answers": {"anyOf": [one, many, predictions]}}

@@ -1,0 +1,70 @@
+"""Threads of mixed requests, with and without truncation: nobody gets another's tokens."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from transformers import pipeline
+
+from tests.models import BUNDLED, assert_same
+from tests.processes import server
+
+CALLS, THREADS = 10_000, 8
+LONG = "The [MASK] barked. " + "It was a long day in the park. " * 60
+CUT = {"tokenizer_kwargs": {"truncation": True}}
+REQUESTS: list[dict[str, Any]] = [
+    {"inputs": "The [MASK] barked."},
+    {"inputs": "The [MASK] barked.", "parameters": {"top_k": 2}},
+    {"inputs": LONG, "parameters": CUT},
+    {"inputs": LONG, "parameters": {"tokenizer_kwargs": {"truncation": True, "max_length": 20}}},
+    {"inputs": LONG, "parameters": {"tokenizer_kwargs": {"max_length": 100, "truncation": True}}},
+    {"inputs": "A violin is an [MASK].", "parameters": CUT},
+    {"inputs": ["A [MASK].", "The [MASK] of France is Paris."], "parameters": {"top_k": 1}},
+    {"inputs": "A [MASK] day", "parameters": {"targets": ["good", "long"]}},
+    {"inputs": LONG},  # too long
+    {"inputs": "no mask", "parameters": CUT},
+]
+
+
+def expected_answers() -> list[Any]:
+    """Ask the untouched pipeline; None where a request is to be refused."""
+    untouched: Any = pipeline("fill-mask", model=BUNDLED, device="cpu", dtype="float32")
+    untouched.tokenizer.model_max_length = 256
+    return [
+        untouched(request["inputs"], **request.get("parameters", {})) for request in REQUESTS[:-2]
+    ] + [None, None]
+
+
+@pytest.mark.timeout(600)
+def test_mixed_requests_from_threads_get_their_own_answers(tmp_path: Path) -> None:
+    expected = expected_answers()
+    bodies = [json.dumps(request).encode() for request in REQUESTS]
+    answers: list[dict[bytes, int]] = [{} for _ in REQUESTS]  # each body, and how often it came
+    lock = threading.Lock()
+    with server("server:app", tmp_path, log_level="warning") as running:
+        running.wait_until_ready()
+
+        def ask(thread: int) -> None:
+            with httpx.Client(timeout=60) as client:
+                for call in range(thread, CALLS, THREADS):
+                    which = call * 7 % len(REQUESTS)
+                    headers = {"content-type": "application/json"}
+                    response = client.post(running.url, content=bodies[which], headers=headers)
+                    assert response.status_code == (200 if expected[which] is not None else 422)
+                    with lock:
+                        seen = answers[which]
+                        seen[response.content] = seen.get(response.content, 0) + 1
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(ask, range(THREADS)))
+    assert sum(sum(seen.values()) for seen in answers) == CALLS
+    for right, seen in zip(expected, answers, strict=True):
+        for body in seen:
+            if right is not None:
+                assert_same(json.loads(body), right)

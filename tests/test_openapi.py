@@ -1,0 +1,122 @@
+"""The description of the server is true, and nothing that fits or does not fit it breaks it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from api.openapi import Served, document
+from api.tasks import FORMATS
+from tests.processes import Server, server
+
+SCHEMATHESIS = (
+    *(sys.executable, "-m", "schemathesis.cli", "run", "--phases=examples,coverage,fuzzing"),
+    *("--max-time=20", "--max-examples=30", "--warnings=off", "--no-color"),
+    "--exclude-checks=positive_data_acceptance",  # a schema cannot say that a text needs a mask
+)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("openapi")
+    with server("server:app", folder) as started:
+        started.wait_until_ready()
+        yield started
+
+
+def test_document_lists_what_the_task_serves_and_no_more(running: Server) -> None:
+    api = running.get("/openapi.json").json()
+    assert api["openapi"] == "3.1.0"
+    assert set(api["paths"]) == {
+        *("/", "/predict", "/invocations", "/livez", "/readyz", "/info", "/v1/models")
+    }
+    content = api["paths"]["/"]["post"]["requestBody"]["content"]
+    for example in content["application/json"]["examples"].values():
+        assert running.client.post(running.url, json=example["value"]).status_code == 200
+    assert running.get("/docs").headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize("task", FORMATS)
+def test_every_task_has_a_document_with_its_examples(task: str) -> None:
+    api = document(Served("1", task, FORMATS[task], ("/",), "<mask>", keyed=True))
+    assert "[MASK]" not in json.dumps(api)
+    assert "security" in api["paths"]["/"]["post"]
+    assert "security" not in api["paths"]["/livez"]["get"]
+    assert ("/v1/embeddings" in api["paths"]) is (task == "feature-extraction")
+    for example in FORMATS[task].examples.values():
+        FORMATS[task].body.model_validate(example)
+
+
+def test_while_loading_nothing_is_promised() -> None:
+    api = document(Served("1", None, None, ("/",), None, keyed=False))
+    assert "post" not in api["paths"]["/"]
+
+
+def test_schemathesis_finds_no_error_and_no_untruth(running: Server, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [*SCHEMATHESIS, f"{running.url}/openapi.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert run.returncode == 0, run.stdout[-5000:]
+    assert running.get("/readyz").status_code == 200
+    assert running.gauges() == (0, 0)
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=40)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+NAMES = st.sampled_from(
+    ["top_k", "targets", "tokenizer_kwargs", "truncation", "max_length", "function_to_apply"]
+)
+TEXTS = st.text(max_size=60) | st.builds("a {} [MASK] {}".format, st.text(max_size=20), st.text())
+BODIES = st.fixed_dictionaries(
+    {"inputs": TEXTS | st.lists(TEXTS, max_size=5) | VALUES},
+    optional={
+        "parameters": st.dictionaries(NAMES | st.text(max_size=8), VALUES, max_size=4) | VALUES,
+        "options": VALUES,
+        "instances": VALUES,
+    },
+)
+TYPES = st.sampled_from(
+    ["application/json", "text/plain", "application/x-www-form-urlencoded", "image/png", ""]
+) | st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40)
+RAW = st.binary(max_size=200) | TEXTS.map(lambda text: text.encode("utf-8", "replace"))
+JSON = BODIES.map(lambda body: json.dumps(body).encode())
+REQUESTS = st.tuples(JSON, st.just("application/json")) | st.tuples(RAW, TYPES)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(request=REQUESTS, path=st.sampled_from(["/", "/predict", "/v1/embeddings", "/v1/models"]))
+def test_no_body_breaks_the_server(running: Server, request: Any, path: str) -> None:
+    body, content_type = request
+    headers = {"content-type": content_type.strip()}
+    response = running.client.post(running.url + path, content=body, headers=headers)
+    assert response.status_code in {200, 400, 404, 405, 413, 415, 422}, (request, response.text)
+    response.json()
+
+
+def test_server_is_well_after_all_that(running: Server) -> None:
+    assert httpx.get(f"{running.url}/livez").status_code == 200
+    assert running.post("test [MASK]").status_code == 200
+    assert running.gauges() == (0, 0)
+    assert "Traceback" not in running.log
