@@ -11,8 +11,8 @@ from pydantic import Discriminator, Field, Tag
 from starlette.responses import JSONResponse
 from starlette.responses import Response as HTTPResponse
 
+from api.bodies import check_inputs, read_object, timing, to_json, validated
 from api.formats import MANY, ONE, Strict, branch
-from api.huggingface import check_inputs, read_object, timing, to_json, validated
 from errors import ModelFailed
 from queueing import Response
 

@@ -18,6 +18,11 @@ from transformers.utils import cached_file
 from config import Settings
 from errors import LoadError
 from inference import ladder, linear, stacking
+from inference.classification import (
+    TextClassification,
+    TokenClassification,
+    ZeroShotClassification,
+)
 from inference.embedding import EmbeddingConfig, FeatureExtraction, read_config
 from inference.examples import examples
 from inference.fill_mask import FillMask
@@ -25,12 +30,7 @@ from inference.joining import join
 from inference.pipeline import PipelineModel, max_input_tokens
 from inference.stacking import Stacked
 from inference.tasks import pipeline_of, task_of
-from inference.text import (
-    TextClassification,
-    TextTask,
-    TokenClassification,
-    ZeroShotClassification,
-)
+from inference.text import TextTask
 from inference.whole import OneByOne
 from stages import Model
 

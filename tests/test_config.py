@@ -2,11 +2,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import SecretStr
 
-from config import ConfigurationError, Settings, _cgroup_quota, available_cpus, load_settings
+from api.tasks import FORMATS
+from config import (
+    TASK_ALIASES,
+    ConfigurationError,
+    Settings,
+    Task,
+    _cgroup_quota,
+    available_cpus,
+    load_settings,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -145,3 +155,8 @@ def test_cgroup_quota_is_read_in_both_versions(tmp_path: Path) -> None:
     assert _cgroup_quota(tmp_path) == 2.0
     write(tmp_path / "cpu.max", "max 100000\n")
     assert _cgroup_quota(tmp_path) is None
+
+
+def test_every_task_that_can_be_named_has_a_wire_format() -> None:
+    assert set(get_args(Task)) == set(FORMATS)
+    assert set(TASK_ALIASES.values()) <= set(FORMATS)

@@ -1,0 +1,129 @@
+"""What the wire formats share: JSON bodies read and checked, answers written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from api.formats import MANY, ONE, PAIR, check_text
+from errors import Empty, InvalidRequest, Malformed, ModelFailed, Rejected, TooLarge
+from queueing import Response
+
+SHOWN_FAULTS = 3
+SHOWN_CHARACTERS = 80
+JSON_STYLE: dict[str, Any] = {
+    "ensure_ascii": False,
+    "allow_nan": False,
+    "separators": (",", ":"),
+}
+MAX_KEYS = 32  # of a JSON object
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        Empty: There is nothing.
+        Malformed: It is not JSON.
+        Rejected: It is no object, or one with very many keys.
+    """
+    if not body.strip():
+        raise Empty("the body is empty")
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Malformed(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise Rejected("body: send an object that holds `inputs`")
+    _check_keys(value)
+    return value
+
+
+def validated(model: type[BaseModel], value: Any) -> Any:
+    """Return `value` as `model`.
+
+    Raises:
+        Rejected: It has another shape; the text names the key.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        raise Rejected("; ".join(map(_describe, faults[:SHOWN_FAULTS]))) from None
+
+
+def _check_keys(body: Mapping[str, Any]) -> None:
+    """Refuse an object with very many keys before each of them becomes an error.
+
+    Raises:
+        Rejected: There are more than MAX_KEYS, here or below.
+    """
+    value: Any = body
+    for inner in ("parameters", "tokenizer_kwargs", ""):
+        if isinstance(value, dict):
+            if len(value) > MAX_KEYS:
+                raise Rejected(f"{len(value)} keys in one object")
+            value = value.get(inner)
+
+
+def _describe(fault: ErrorDetails) -> str:
+    """Write a fault as `path: reason`, the path as a reader of JSON would write it."""
+    path = ""
+    for step in fault["loc"]:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif step not in (ONE, MANY, PAIR):
+            name = step[:SHOWN_CHARACTERS]  # a client's key: anything
+            name = name if name.isidentifier() else repr(name)
+            path += f".{name}" if path else name
+    reason = fault["msg"]
+    if fault["type"] == "extra_forbidden":
+        nested = "" if len(fault["loc"]) > 1 else "; parameters go under `parameters`"
+        reason = f"there is no such parameter{nested}"
+    return f"{path or 'body'}: {reason}"
+
+
+def check_inputs(
+    inputs: Sequence[Any], max_inputs: int, check: Callable[[Any], None] = check_text
+) -> None:
+    """Refuse what need not come to the queue.
+
+    Raises:
+        TooLarge: There are more than `max_inputs` inputs.
+        InvalidRequest: There is none, or `check` refuses one.
+    """
+    if not inputs:
+        raise Empty("inputs: the list is empty")
+    if len(inputs) > max_inputs:
+        raise TooLarge(f"{len(inputs)} inputs, and a request may hold {max_inputs}")
+    for index, value in enumerate(inputs):
+        try:
+            check(value)
+        except InvalidRequest as fault:
+            fault.index = index if len(inputs) > 1 else None
+            raise
+
+
+def timing(responses: Sequence[Response]) -> dict[str, str]:
+    """Return the headers that tell what a request waited for (ms)."""
+    return {
+        "x-queue-time": f"{max(response.queue_ms for response in responses):.1f}",
+        "x-inference-time": f"{max(response.inference_ms for response in responses):.1f}",
+        "x-batch-size": str(max(response.batch_size for response in responses)),
+    }
+
+
+def to_json(value: Any) -> bytes:
+    """Write `value` as JSON.
+
+    Raises:
+        ModelFailed: JSON has no word for it.
+    """
+    try:
+        return json.dumps(value, **JSON_STYLE).encode()
+    except (ValueError, TypeError, RecursionError):
+        raise ModelFailed("the model's answer cannot be written as JSON") from None
