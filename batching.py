@@ -25,9 +25,11 @@ from functools import partial
 from typing import Any
 
 from config import Settings
+from entries import Entry
 from errors import LoadError, ModelFailed, RequestError
-from queueing import Entry, RequestQueue, State
-from stages import Model, Output, attempt, groups, prepare_and_run, run
+from generating import Generation
+from queueing import RequestQueue, State
+from stages import Generator, Model, Output, attempt, groups, prepare_and_run, run
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +52,14 @@ class Worker:
 
     Attributes:
         model: None until it is loaded.
-        call_started_at: Since when the model thread has been busy, in `loop.time()` seconds; None:
-            it is idle.
     """
 
-    def __init__(self, settings: Settings, queue: RequestQueue, load: Callable[[], Model]) -> None:
-        self.model: Model | None = None
-        self.call_started_at: float | None = None
+    def __init__(
+        self, settings: Settings, queue: RequestQueue, load: Callable[[], Model | Generator]
+    ) -> None:
+        self.model: Model | Generator | None = None
+        self._call_started_at: float | None = None
+        self._generation: Generation | None = None
         self._settings = settings
         self._queue = queue
         self._load = load
@@ -75,8 +78,11 @@ class Worker:
         try:
             self.model = model = await self._load_model()
             self._queue.start_admitting()
-            while True:
-                await self._step(model)
+            if isinstance(model, Generator):
+                await self._generate(model)
+            else:
+                while True:
+                    await self._step(model)
         except LoadError as error:
             logger.critical("%s", error)
             raise
@@ -85,18 +91,43 @@ class Worker:
             raise
         finally:
             self._queue.close()
+            if isinstance(self.model, Generator):
+                self.model.close()
             self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def busy_since(self) -> float | None:
+        """Since when the model has owed something, in `loop.time()` seconds; None: it is idle."""
+        if self._call_started_at is not None:
+            return self._call_started_at
+        return self._generation.waits_since if self._generation else None
 
     def alive(self) -> bool:
         """Tell whether the worker makes progress: it has not ended, and no call hangs."""
         if self._queue.state is State.DEAD:
             return False
-        if self.model is None or self.call_started_at is None:
+        if self.model is None or self.busy_since is None:
             return True  # loading may take as long as a download takes
-        return asyncio.get_running_loop().time() - self.call_started_at < self._settings.watchdog_s
+        return asyncio.get_running_loop().time() - self.busy_since < self._settings.watchdog_s
 
-    async def _load_model(self) -> Model:
-        model: Model | BaseException = await self._call(self._load)
+    async def _generate(self, model: Generator) -> None:
+        """Feed a model that answers token by token, until cancelled."""
+        self._generation = Generation(
+            model,
+            self._queue,
+            prepare=partial(self._stage, model.prepare),
+            restart=partial(self._restart, model),
+            places=self._settings.max_batch_size,
+        )
+        await self._generation.run()
+
+    async def _restart(self, model: Generator) -> None:
+        outcome = await self._call(model.restart)
+        if isinstance(outcome, BaseException):
+            raise RuntimeError("the model cannot be made whole again") from outcome
+
+    async def _load_model(self) -> Model | Generator:
+        model: Model | Generator | BaseException = await self._call(self._load)
         if isinstance(model, BaseException):
             raise RuntimeError("loading failed") from model
         return model
@@ -167,9 +198,9 @@ class Worker:
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call `function` in the model thread; return its result, or the exception it raised."""
         loop = asyncio.get_running_loop()
-        self.call_started_at = loop.time()
+        self._call_started_at = loop.time()
         outcome = await loop.run_in_executor(self._thread, attempt, function, *arguments)
-        self.call_started_at = None
+        self._call_started_at = None
         if isinstance(outcome, LoadError):
             raise outcome
         if isinstance(outcome, SystemExit | KeyboardInterrupt):

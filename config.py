@@ -36,6 +36,7 @@ def alias(name: str) -> Any:
 
 
 Task = Literal[
+    "text-generation",
     "fill-mask",
     "text-classification",
     "token-classification",
@@ -130,12 +131,20 @@ class Settings(BaseSettings):
     """Where the model runs: cpu, cuda, cuda:1, mps, xpu."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"
     """float32, bfloat16, float16, or int8 on a CPU; auto: float32 on CPU, as stored elsewhere."""
+    device_map: str | None = None
+    """auto: spread a model larger than one device over several; needs accelerate."""
+    model_kwargs: dict[str, Any] = {}
+    """JSON object of further arguments of from_pretrained, such as quantization_config."""
     max_batch_size: int = Field(32, ge=1, le=4096)
-    """Inputs per batch."""
+    """Inputs per batch; texts that are generated at a time."""
     batch_wait_ms: float = Field(1.0, ge=0, le=1000)
     """How long a batch may wait for company, from the moment its first input was queued."""
     max_batch_tokens: int = Field(16384, ge=1)
     """Tokens per forward pass, with the padding where inputs are padded."""
+    max_new_tokens: int = Field(4096, ge=1)
+    """Ceiling of what a request may have generated."""
+    cache_tokens: int = Field(16384, ge=32)
+    """Tokens whose keys and values a generating model keeps, of all requests together."""
     max_queue_size: int = Field(512, ge=1)
     """Queued inputs beyond which requests are refused."""
     request_timeout_s: float = Field(30.0, gt=0, le=86400)

@@ -90,7 +90,7 @@ class Unavailable(RequestError):
 
     error_type = "unhealthy"
 
-    def __init__(self, text: str, retry_after_s: int) -> None:
+    def __init__(self, text: str, retry_after_s: int = 1) -> None:
         """Tell why and when to come back."""
         super().__init__(text)
         self.retry_after_s = retry_after_s

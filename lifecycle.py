@@ -86,7 +86,7 @@ def supervise(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.on_signal)
     yield
-    if supervisor.exit_code or worker.call_started_at is not None:
+    if supervisor.exit_code or worker.busy_since is not None:
         end_process(supervisor.exit_code)
 
 

@@ -1,4 +1,4 @@
-"""Requests, and the one queue between the HTTP side and the model.
+"""The one queue between the HTTP side and the model.
 
 `RequestQueue.submit` admits a request, puts one `Entry` per input on the queue and waits for the
 answers. The worker in `batching.py` takes the entries and answers them. All of it runs on the
@@ -9,107 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
 from enum import StrEnum
-from typing import Any
 
 from config import Settings
-from errors import ClientGone, DeadlinePassed, NotServing, Overloaded, RequestError
+from entries import Entry, Part, Request, Response
+from errors import DeadlinePassed, NotServing, Overloaded, RequestError
 
 RETRY_AFTER_MAX_S = 30
+TOO_LATE = "the deadline passed before the answer was ready"
 SMOOTHING = 0.2  # weight of the newest batch in the measured drain rate
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """The answer to one input.
-
-    Attributes:
-        index: Position of the input in its request.
-        output: What the pipeline returns for this input.
-        tokens: Length of the input in tokens.
-        queue_ms: Time from admission until a batch took the input.
-        inference_ms: Time of the forward pass and the making of its answers.
-        batch_size: Inputs in that forward pass.
-    """
-
-    index: int
-    output: Any
-    tokens: int
-    queue_ms: float
-    inference_ms: float
-    batch_size: int
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """What one client asked: its inputs, and the queue on which their answers come back.
-
-    Attributes:
-        inputs: At least one.
-        parameters: Pipeline parameters, the same for all inputs.
-        deadline: Point in time at which the client wants no answer any more.
-        id: For the log.
-        responses: Written with put_nowait by the worker and `hang_up`; read by `submit` alone.
-        waiting: Those of its entries that are still in the queue.
-        closed: Answered, refused, expired or abandoned: compute nothing more for it.
-    """
-
-    inputs: Sequence[Any]
-    parameters: Mapping[str, Any]
-    deadline: float
-    id: str = "-"
-    responses: asyncio.Queue[Response | RequestError] = field(default_factory=asyncio.Queue)
-    waiting: set[Entry] = field(default_factory=set)
-    closed: bool = False
-
-    def hang_up(self) -> None:
-        """Give the request up because its client has left."""
-        self.responses.put_nowait(ClientGone("the client hung up"))
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One queued input.
-
-    Attributes:
-        value: The (input, parameters) pair, then what the model made of it.
-        taken_at: When a batch took it.
-        stage_s: Duration of the last call of the model that it went through.
-        batch_size: Inputs in that call.
-    """
-
-    request: Request
-    index: int
-    value: Any
-    enqueued_at: float
-    taken_at: float = 0.0
-    stage_s: float = 0.0
-    batch_size: int = 0
-
-    def is_wanted(self, now: float) -> bool:
-        """Tell whether anybody still waits for the answer."""
-        return not self.request.closed and now < self.request.deadline
-
-    def answer(self, output: Any, tokens: int) -> None:
-        """Send `output` to the request."""
-        response = Response(
-            self.index,
-            output,
-            tokens,
-            queue_ms=(self.taken_at - self.enqueued_at) * 1000,
-            inference_ms=self.stage_s * 1000,
-            batch_size=self.batch_size,
-        )
-        self.request.responses.put_nowait(response)
-
-    def refuse(self, error: RequestError) -> None:
-        """Send an error to its request."""
-        error = copy(error)  # the model may give the same one to several
-        error.index = self.index if len(self.request.inputs) > 1 else None
-        self.request.responses.put_nowait(error)
 
 
 class State(StrEnum):
@@ -117,6 +26,7 @@ class State(StrEnum):
 
     LOADING = "loading"
     READY = "ready"
+    RECOVERING = "recovering"
     DRAINING = "draining"
     DEAD = "dead"
 
@@ -150,26 +60,66 @@ class RequestQueue:
             RequestError: What refused one of its inputs; the others are given up.
         """
         self._admit(request)
+        responses: list[Response] = []
         try:
             async with asyncio.timeout_at(request.deadline):
-                responses = [await self._next_response(request) for _ in request.inputs]
+                while len(responses) < len(request.inputs):
+                    event = await self._next_event(request)
+                    assert isinstance(event, Response)
+                    responses.append(event)
         except TimeoutError:
-            raise DeadlinePassed("the deadline passed before the answer was ready") from None
+            raise DeadlinePassed(TOO_LATE) from None
         finally:
             self._release(request)
         return sorted(responses, key=lambda response: response.index)
 
+    async def stream(
+        self, request: Request, silence_s: float
+    ) -> AsyncGenerator[Response | Part | None]:
+        """Admit `request` and yield what comes back: parts of answers, and a response for each.
+
+        None is yielded when nothing has come for `silence_s`. To close the generator early is to
+        give the request up. Raises what `submit` raises.
+        """
+        self._admit(request)
+        now = asyncio.get_running_loop().time
+        unanswered = len(request.inputs)
+        try:
+            while unanswered:
+                silent_at = now() + silence_s
+                try:
+                    async with asyncio.timeout_at(min(silent_at, request.deadline)):
+                        event = await self._next_event(request)
+                except TimeoutError:
+                    if now() >= request.deadline:
+                        raise DeadlinePassed(TOO_LATE) from None
+                    yield None
+                    continue
+                unanswered -= isinstance(event, Response)
+                yield event
+        finally:
+            self._release(request)
+
     async def take(self) -> Entry:
-        """Wait for the oldest input that somebody still wants.
+        """Wait for the oldest input that somebody still wants, and begin it.
 
         Cancelling the wait loses no input.
         """
+        entry = await self.next()
+        self.begin(entry)
+        return entry
+
+    async def next(self) -> Entry:
+        """Wait for the oldest input that somebody still wants; until it begins, it still waits."""
         while (entry := await self._entries.get()).request.closed:
             pass
+        return entry
+
+    def begin(self, entry: Entry) -> None:
+        """Note that `entry`, which is still wanted, waits no longer."""
         entry.request.waiting.remove(entry)
         self.depth -= 1
         entry.taken_at = asyncio.get_running_loop().time()
-        return entry
 
     def record_drain(self, inputs: int, seconds: float) -> None:
         """Learn the drain rate from a batch of `inputs` that took `seconds`."""
@@ -200,8 +150,13 @@ class RequestQueue:
 
     def start_admitting(self) -> None:
         """Admit requests, unless the server is already on its way out."""
-        if self.state is State.LOADING:
+        if self.state in (State.LOADING, State.RECOVERING):
             self.state = State.READY
+
+    def suspend(self) -> None:
+        """Refuse new requests until `start_admitting`: the model is being built anew."""
+        if self.state is State.READY:
+            self.state = State.RECOVERING
 
     def stop_admitting(self) -> None:
         """Refuse new requests from now on; what was admitted goes on."""
@@ -248,13 +203,15 @@ class RequestQueue:
         for entry in request.waiting:
             entry.value = None
         request.waiting.clear()
+        for stop in tuple(request.running.values()):
+            stop()
         self.in_flight.discard(request)
         if not self.in_flight:
             self._idle.set()
 
     @staticmethod
-    async def _next_response(request: Request) -> Response:
-        response = await request.responses.get()
-        if isinstance(response, RequestError):
-            raise response
-        return response
+    async def _next_event(request: Request) -> Response | Part:
+        event = await request.responses.get()
+        if isinstance(event, RequestError):
+            raise event
+        return event

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,14 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 import errors
-from api import http, huggingface, openai, openapi
+from api import endpoints, http, openai, openapi
 from api.tasks import FORMATS
 from batching import Worker
 from config import ConfigurationError, Settings, load_settings
 from lifecycle import supervise
-from queueing import Request, RequestQueue
-from queueing import Response as QueueResponse
-from stages import Model
+from queueing import RequestQueue
+from service import Service, model_info, service
+from stages import Generator, Model
 from telemetry import RequestLog, configure_logging
 
 logger = logging.getLogger(__name__)
@@ -50,8 +49,6 @@ STATUS: Mapping[type[errors.RequestError], int] = {
     errors.DeadlinePassed: 504,
 }
 
-PREDICT = ("/", "/predict", "/invocations")
-EMBEDDINGS = "/v1/embeddings"
 WEB = Path(__file__).parent / "web"
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; "
@@ -71,104 +68,22 @@ LINKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What runs behind the routes; the lifespan puts it on `app.state.service`."""
-
-    settings: Settings
-    queue: RequestQueue
-    worker: Worker
-
-
-def service(request: HTTPRequest) -> Service:
-    """Return what runs behind the route of `request`."""
-    found: Service = request.app.state.service
-    return found
-
-
 class Root(HTTPEndpoint):
     """`/`: a page or a short description for GET, the task for POST."""
 
     async def get(self, request: HTTPRequest) -> Response:
         """Say what runs here: browsers get a page to try it."""
-        if "text/html" in request.headers.get("accept", ""):
-            return FileResponse(WEB / "playground.html", headers=PAGE_HEADERS)
         settings = service(request).settings
-        about = {"name": "onequeue", "version": VERSION, "links": LINKS}
         task = model_info(request).get("task", settings.task)
+        if "text/html" in request.headers.get("accept", ""):
+            page = "chat.html" if task == "text-generation" else "playground.html"
+            return FileResponse(WEB / page, headers=PAGE_HEADERS)
+        about = {"name": "onequeue", "version": VERSION, "links": LINKS}
         return JSONResponse(about | {"model": settings.model_id, "task": task})
 
     async def post(self, request: HTTPRequest) -> Response:
         """Answer with the pipeline's own JSON."""
-        return await predict(request)
-
-
-async def predict(request: HTTPRequest) -> Response:
-    """Answer in the Hugging Face wire format.
-
-    Raises:
-        RequestError: Of any kind; `on_request_error` answers it.
-    """
-    deadline, body = await _admitted_body(request)
-    task = FORMATS[model_info(request)["task"]]
-    content_type = request.headers.get("content-type", "")
-    call = await huggingface.read(body, content_type, _max_inputs(request), task)
-    responses = await _submit(request, call.inputs, call.parameters, deadline)
-    return await huggingface.respond(call, responses, request.headers.get("accept", ""))
-
-
-async def embeddings(request: HTTPRequest) -> Response:
-    """Answer in the OpenAI wire format.
-
-    Raises:
-        RequestError: Of any kind; `on_request_error` answers it.
-    """
-    deadline, body = await _admitted_body(request)
-    if (task := model_info(request)["task"]) != "feature-extraction":
-        raise HTTPException(404, f"the model here does {task}")
-    inputs, parameters, as_base64 = openai.parse_embeddings(body, _max_inputs(request))
-    responses = await _submit(request, inputs, parameters, deadline)
-    return openai.embeddings(responses, service(request).settings.model_id, as_base64)
-
-
-async def models(request: HTTPRequest) -> Response:
-    """List the one model.
-
-    Raises:
-        Unauthorized: There is an API key and the request does not carry it.
-    """
-    settings = service(request).settings
-    http.authorize(request, settings)
-    return openai.models(settings.model_id)
-
-
-async def _admitted_body(request: HTTPRequest) -> tuple[float, bytes]:
-    """Return the deadline and the body of a request that may be answered."""
-    settings = service(request).settings
-    http.authorize(request, settings)
-    service(request).queue.check_serving()
-    deadline = asyncio.get_running_loop().time() + http.timeout_s(request, settings)
-    return deadline, await http.read_body(request, settings.max_body_bytes, deadline)
-
-
-async def _submit(
-    request: HTTPRequest, inputs: Sequence[Any], parameters: Mapping[str, Any], deadline: float
-) -> Sequence[QueueResponse]:
-    """Put the inputs on the queue and wait for the answers, or for the client to leave."""
-    pending = Request(inputs, parameters, deadline, request.state.request_id)
-    with http.watching(request, pending):
-        return await service(request).queue.submit(pending)
-
-
-def _max_inputs(request: HTTPRequest) -> int:
-    settings = service(request).settings
-    return min(settings.max_inputs_per_request, settings.max_queue_size)
-
-
-def model_info(request: HTTPRequest) -> Mapping[str, Any]:
-    """Return the facts of the model; nothing while it is loading."""
-    model = service(request).worker.model
-    return model.info if model else {}
+        return await endpoints.predict(request)
 
 
 async def ready(request: HTTPRequest) -> Response:
@@ -189,7 +104,7 @@ async def live(request: HTTPRequest) -> Response:
 async def info(request: HTTPRequest) -> Response:
     """Describe model, limits and load."""
     behind = service(request)
-    about = {
+    about: dict[str, Any] = {
         "model_id": behind.settings.model_id,
         "task": behind.settings.task,
         **model_info(request),
@@ -200,6 +115,8 @@ async def info(request: HTTPRequest) -> Response:
         "api_key_required": behind.settings.api_key is not None,
         "limits": {name: value for name, value in behind.settings if type(value) in (int, float)},
     }
+    if isinstance(behind.worker.model, Generator):
+        about["generation"] = behind.worker.model.load
     return JSONResponse(about)
 
 
@@ -211,8 +128,9 @@ async def openapi_document(request: HTTPRequest) -> Response:
         version=VERSION,
         task=task,
         format=FORMATS[task] if task else None,
-        paths=PREDICT,
+        paths=endpoints.PREDICT,
         mask_token=model.get("mask_token"),
+        chats=model.get("chat", False),
         keyed=service(request).settings.api_key is not None,
     )
     return JSONResponse(openapi.document(served))
@@ -270,7 +188,9 @@ async def on_bug(request: HTTPRequest, _error: Exception) -> Response:
     return JSONResponse({"error": "internal error", "error_type": "backend"}, 500, headers)
 
 
-def create_app(settings: Settings, load: Callable[[], Model] | None = None) -> Starlette:
+def create_app(
+    settings: Settings, load: Callable[[], Model | Generator] | None = None
+) -> Starlette:
     """Return the application.
 
     Args:
@@ -293,9 +213,18 @@ def create_app(settings: Settings, load: Callable[[], Model] | None = None) -> S
     app = Starlette(
         routes=[
             Route("/", Root),
-            *(Route(path, predict, methods=["POST"]) for path in PREDICT if path != "/"),
-            Route(EMBEDDINGS, embeddings, methods=["POST"]),
-            Route("/v1/models", models),
+            *(
+                Route(path, endpoints.predict, methods=["POST"])
+                for path in endpoints.PREDICT
+                if path != "/"
+            ),
+            Route(endpoints.EMBEDDINGS, endpoints.embeddings, methods=["POST"]),
+            *(Route(path, endpoints.generate, methods=["POST"]) for path in endpoints.GENERATE),
+            *(
+                Route(path, endpoints.complete, methods=["POST"])
+                for path in (endpoints.COMPLETIONS, endpoints.CHAT)
+            ),
+            Route("/v1/models", endpoints.models),
             *(Route(path, ready) for path in ("/health", "/readyz", "/ping")),
             Route("/livez", live),
             Route("/info", info),
@@ -303,7 +232,7 @@ def create_app(settings: Settings, load: Callable[[], Model] | None = None) -> S
             Route("/docs", docs),
         ],
         middleware=[
-            Middleware(http.Door, paths=(*PREDICT, EMBEDDINGS), refusal=partial(refusal, settings)),
+            Middleware(http.Door, paths=endpoints.INFERENCE, refusal=partial(refusal, settings)),
             Middleware(RequestLog),
             Middleware(http.Connections),
         ],
@@ -319,7 +248,7 @@ def create_app(settings: Settings, load: Callable[[], Model] | None = None) -> S
     return app
 
 
-def load_pipeline(settings: Settings) -> Model:
+def load_pipeline(settings: Settings) -> Model | Generator:
     """Import torch and load the model, in the model thread: the port is open long before."""
     from inference.loading import load
 

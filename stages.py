@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from errors import RequestError
 
@@ -37,6 +37,67 @@ class Output:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token.
+
+    Attributes:
+        id: In the vocabulary.
+        text: What can be told of the text since the token before: whole characters, and nothing
+            that may turn out to belong to a stop string.
+        logprob: Natural logarithm of its probability, if it was asked for.
+        best: The likeliest tokens in its place, as (id, text, logprob), if they were asked for.
+        special: Belongs to no text; an end-of-sequence token, for one.
+    """
+
+    id: int
+    text: str
+    logprob: float | None = None
+    best: Sequence[tuple[int, str, float]] = ()
+    special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a model has generated since the last piece.
+
+    Attributes:
+        tokens: At least one.
+        last: The whole answer follows.
+    """
+
+    tokens: Sequence[Token]
+    last: bool
+
+    @property
+    def text(self) -> str:
+        """What the tokens add to the text."""
+        return "".join(token.text for token in self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The whole answer of a generating model to one prompt.
+
+    Attributes:
+        text: Up to a stop string, without it.
+        finish: Why it ends: "length", "eos_token" or "stop_sequence".
+        prompt: The prompt as text, if it was asked for.
+        prompt_tokens: Length of the prompt.
+        new_tokens: How many were generated.
+        tokens: All of them, if they were asked for.
+        first_token_ms: From the start of the generation to the first token.
+    """
+
+    text: str
+    finish: str
+    prompt_tokens: int
+    new_tokens: int
+    first_token_ms: float
+    prompt: str = ""
+    tokens: Sequence[Token] = ()
+
+
 class Model(Protocol):
     """What the worker needs of a model. `prepare` and `run` are called in the model thread.
 
@@ -59,6 +120,49 @@ class Model(Protocol):
 
     def run(self, batch: Sequence[Any]) -> Sequence[Any]:
         """Return the JSON-ready outputs for what `prepare` made, all of one group."""
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """A model that answers token by token, many inputs at a time, in a thread of its own.
+
+    But for `prepare`, `restart` and `close`, which are called in the model thread, all of it is
+    called on the event loop.
+    """
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """JSON-ready facts for people; at least model_id and task."""
+
+    @property
+    def load(self) -> Mapping[str, int]:
+        """How much runs, and how full the cache is."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether nothing can be generated until `restart`."""
+
+    def prepare(self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]) -> Sequence[Any]:
+        """Validate and tokenise (input, parameters) pairs; a `RequestError` refuses one."""
+
+    def start(
+        self, prompt: Any, deliver: Callable[[Piece | Output | RequestError], None], pieces: bool
+    ) -> Callable[[], None]:
+        """Generate for what `prepare` made; return what stops it.
+
+        Args:
+            prompt: Of `prepare`.
+            deliver: Gets pieces, then the one output or error; nothing after a stop.
+            pieces: Whether there shall be pieces.
+
+        In a broken model, the error comes at once.
+        """
+
+    def restart(self) -> None:
+        """Make a broken model whole again."""
+
+    def close(self) -> None:
+        """End the model's thread."""
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -74,8 +74,16 @@ class Transcript(BaseModel):
     chunks: list[dict[str, Any]] | None = None
 
 
+class GeneratedText(BaseModel):
+    """How a text goes on."""
+
+    generated_text: str
+    details: dict[str, Any] | None = None
+
+
 Labels = list[Label]
 ANSWERS: Mapping[str, Any] = {
+    "text-generation": list[GeneratedText],
     "fill-mask": list[FilledMask] | list[list[FilledMask]],
     "text-classification": Labels,
     "token-classification": list[Entity],

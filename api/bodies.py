@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pydantic_core
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from api.formats import MANY, ONE, PAIR, check_text
+from api.formats import check_text
+from entries import Response
 from errors import Empty, InvalidRequest, Malformed, ModelFailed, Rejected, TooLarge
-from queueing import Response
 
 SHOWN_FAULTS = 3
 SHOWN_CHARACTERS = 80
@@ -76,7 +77,7 @@ def _describe(fault: ErrorDetails) -> str:
     for step in fault["loc"]:
         if isinstance(step, int):
             path += f"[{step}]"
-        elif step not in (ONE, MANY, PAIR):
+        elif not step.startswith("<"):  # the name of a branch
             name = step[:SHOWN_CHARACTERS]  # a client's key: anything
             name = name if name.isidentifier() else repr(name)
             path += f".{name}" if path else name
@@ -121,9 +122,14 @@ def to_json(value: Any) -> bytes:
     """Write `value` as JSON.
 
     Raises:
-        ModelFailed: JSON has no word for it.
+        ModelFailed: JSON has no word for it; NaN, for one.
     """
     try:
-        return json.dumps(value, **JSON_STYLE).encode()
+        written = pydantic_core.to_json(
+            value, inf_nan_mode="constants"
+        )  # in Rust: ten times faster
+        if b"NaN" in written or b"Infinity" in written:  # a number, or part of a text?
+            return json.dumps(value, **JSON_STYLE).encode()
+        return written
     except (ValueError, TypeError, RecursionError):
         raise ModelFailed("the model's answer cannot be written as JSON") from None

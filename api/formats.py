@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model
 
 from errors import Empty, Rejected
 
@@ -40,6 +41,22 @@ Labels = Annotated[
 Template = Annotated[str, Field(max_length=1000, pattern=r"^[^{}]*\{\}[^{}]*$")]
 
 
+def exactly(value: Any) -> BeforeValidator:
+    """Refuse what only equals `value`: false is no 0."""
+
+    def check(given: Any) -> Any:
+        if type(given) is not type(value):
+            raise ValueError(f"only {json.dumps(value)} is served")
+        return given
+
+    return BeforeValidator(check)
+
+
+One = Annotated[Literal[1], exactly(1)]
+Zero = Annotated[Literal[0], exactly(0)]
+Off = Annotated[Literal[False], exactly(False)]
+
+
 def as_it_is(output: Any) -> Any:
     """Write an output as the pipeline does."""
     return output
@@ -67,6 +84,7 @@ class TaskFormat:
         body: Of a JSON request: inputs, parameters, options.
         wraps: A single input in JSON is answered with a list of one, as clients expect.
         write: Makes of an output what JSON clients expect.
+        write_raw: Makes of an output what clients expect that sent no JSON.
         nullable: Parameters for which null is a value.
         flat: Names of parameters that may stand beside `inputs`.
         examples: Requests that show what it is good for, by title.
@@ -78,6 +96,7 @@ class TaskFormat:
     body: type[BaseModel]
     wraps: bool = False
     write: Callable[[Any], Any] = as_it_is
+    write_raw: Callable[[Any], Any] = as_it_is
     nullable: frozenset[str] = frozenset()
     flat: frozenset[str] = frozenset()
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -86,7 +105,7 @@ class TaskFormat:
     speaks: bool = False
 
 
-def body(name: str, inputs: Any, parameters: Any, *, flat: bool = False) -> type[BaseModel]:
+def body(name: str, inputs: Any, parameters: Any, *, flat: bool = False, **more: Any) -> Any:
     """Return the model of a JSON body.
 
     Args:
@@ -94,11 +113,13 @@ def body(name: str, inputs: Any, parameters: Any, *, flat: bool = False) -> type
         inputs: Type of `inputs`.
         parameters: Type of `parameters`.
         flat: The fields of `parameters` may stand beside `inputs` too.
+        more: Other fields, each as (type, default).
     """
     fields: dict[str, Any] = {
         "inputs": (inputs, ...),
         "parameters": (parameters, ...) if _required(parameters) else (parameters | None, None),
         "options": (Any, Field(None, description="Ignored; older clients send it.")),
+        **more,
     }
     if flat:
         fields |= {

@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import telemetry
 from config import Settings
+from entries import Request
 from errors import DeadlinePassed, Overloaded, Rejected, TooLarge, Unauthorized, UnsupportedType
-from queueing import Request, State
+from queueing import State
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from starlette.responses import Response as HTTPResponse
 from api.bodies import SHOWN_CHARACTERS, check_inputs, read_object, timing, to_json, validated
 from api.formats import TaskFormat, as_it_is
 from api.tasks import Similarity, cosines
+from entries import Response
 from errors import Malformed, Rejected, UnsupportedType
-from queueing import Response
 
 # What `curl -d` sends, whatever the data is, and no type at all.
 ANY_TYPES = ("application/x-www-form-urlencoded", "")
@@ -37,6 +37,7 @@ class Call:
         combine: Makes one answer of all outputs.
         key: Of an object around the answer.
         speaks: The answer is a sound.
+        streams: The answer is wanted in pieces.
     """
 
     inputs: Sequence[Any]
@@ -46,6 +47,7 @@ class Call:
     combine: Callable[[list[Any]], Any] | None = None
     key: str | None = None
     speaks: bool = False
+    streams: bool = False
 
 
 async def read(body: bytes, content_type: str, max_inputs: int, task: TaskFormat) -> Call:
@@ -128,7 +130,7 @@ def _parse_raw(body: bytes, task: TaskFormat) -> Call:
         value = body.decode() if task.raw == "text" else body
     except UnicodeDecodeError as error:
         raise Malformed(f"the body is not UTF-8 (byte {error.start})") from None
-    return Call([value], {}, is_list=False, speaks=task.speaks)
+    return Call([value], {}, is_list=False, write=task.write_raw, speaks=task.speaks)
 
 
 def _parse_json(body: bytes, task: TaskFormat) -> Call:
@@ -147,8 +149,15 @@ def _parse_json(body: bytes, task: TaskFormat) -> Call:
             inputs, is_list = parsed.inputs, True
         case _:
             inputs, is_list = [parsed.inputs], task.wraps
+    streams = bool(getattr(parsed, "stream", False))
+    if streams:
+        if is_list:
+            raise Rejected("stream: send one input")
+        parameters["details"] = True  # each piece tells of its token
     plain = [each.model_dump() if isinstance(each, BaseModel) else each for each in inputs]
-    return Call(plain, parameters, is_list, task.write, key=key, speaks=task.speaks)
+    return Call(
+        plain, parameters, is_list, task.write, key=key, speaks=task.speaks, streams=streams
+    )
 
 
 def _from_instances(body: Mapping[str, Any]) -> dict[str, Any]:

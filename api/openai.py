@@ -13,8 +13,8 @@ from starlette.responses import Response as HTTPResponse
 
 from api.bodies import check_inputs, read_object, timing, to_json, validated
 from api.formats import MANY, ONE, Strict, branch
+from entries import Response
 from errors import ModelFailed
-from queueing import Response
 
 PREFIX = "/v1/"
 # The `type` of an error, by status; the official client raises a class of its own for each status.

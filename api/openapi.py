@@ -16,10 +16,16 @@ from pydantic.json_schema import models_json_schema
 from api.answers import ANSWERS, Error, Status
 from api.formats import TaskFormat
 from api.openai import EmbeddingsBody
+from api.openai_text import ChatBody, CompletionBody
 
 REF = "#/components/schemas/{model}"
 JSON = "application/json"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
+EVENTS = {
+    "text/event-stream": {
+        "schema": {"type": "object", "properties": {"data": {"type": "string"}}}  # of each event
+    }
+}
 Document: TypeAlias = dict[str, Any]
 
 REASONS: Mapping[int, str] = {
@@ -45,6 +51,7 @@ class Served:
         format: Of the task.
         paths: Of inference in the Hugging Face wire format.
         mask_token: Of the model, if it has one.
+        chats: The model has a chat template.
         keyed: Inference asks for a key.
     """
 
@@ -53,6 +60,7 @@ class Served:
     format: TaskFormat | None
     paths: Sequence[str]
     mask_token: str | None
+    chats: bool
     keyed: bool
 
 
@@ -68,6 +76,7 @@ def document(served: Served) -> Document:
     posts: Document = {}
     models: list[type[BaseModel]] = [Error, Status]
     answers: Document = {}
+    examples: Document = {}
     if served.task and served.format:
         examples = _examples(served.format, served.mask_token)
         posts = {
@@ -75,9 +84,12 @@ def document(served: Served) -> Document:
         }
         models.append(served.format.body)
         answers = _answers(served.task)
-    if served.task == "feature-extraction":
-        posts["/v1/embeddings"] = _embeddings()
-        models.append(EmbeddingsBody)
+    for path, summary, body in _openai_paths(served):
+        posts[path] = _openai(path, summary, body)
+        models.append(body)
+    if served.task == "text-generation" and served.format:
+        for path, streams in (("/generate", False), ("/generate_stream", True)):
+            posts[path] = _generate(path, streams, _schema(served.format.body), examples)
     _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=REF)
     components: Document = {"schemas": schemas["$defs"] | answers}
     if served.keyed:
@@ -109,6 +121,8 @@ def _examples(task_format: TaskFormat, mask_token: str | None) -> Document:
 def _inference(path: str, task: str, task_format: TaskFormat, examples: Document) -> Document:
     content = {JSON: {"schema": _schema(task_format.body), "examples": examples}}
     responses = _responses({"$ref": REF.format(model="Answers")}, REASONS)
+    if "stream" in task_format.body.model_fields:
+        responses["200"]["content"] |= EVENTS
     if task_format.speaks:
         responses["200"]["content"]["audio/wav"] = {
             "schema": {"type": "string", "format": "binary"}
@@ -140,12 +154,42 @@ def _raw(kind: str) -> Document:
     return {f"{kind}/*": BINARY, "application/octet-stream": BINARY} if kind else {}
 
 
-def _embeddings() -> Document:
+def _openai_paths(served: Served) -> list[tuple[str, str, type[BaseModel]]]:
+    """Return path, summary and body of what is served in the OpenAI wire format."""
+    if served.task == "feature-extraction":
+        return [("/v1/embeddings", "Embeddings in the OpenAI wire format.", EmbeddingsBody)]
+    if served.task != "text-generation":
+        return []
+    texts = ("/v1/completions", "Go on with a text, in the OpenAI wire format.", CompletionBody)
+    chats = ("/v1/chat/completions", "Go on with a chat, in the OpenAI wire format.", ChatBody)
+    return [texts, chats] if served.chats else [texts]
+
+
+def _openai(path: str, summary: str, body: type[BaseModel]) -> Document:
+    responses = _responses({"type": "object"}, REASONS, error={"type": "object"})
+    if body is not EmbeddingsBody:
+        responses["200"]["content"] |= EVENTS
     return {
-        "summary": "Embeddings in the OpenAI wire format.",
-        "operationId": "embeddings",
-        "requestBody": {"required": True, "content": {JSON: {"schema": _schema(EmbeddingsBody)}}},
-        "responses": _responses({"type": "object"}, REASONS, error={"type": "object"}),
+        "summary": summary,
+        "operationId": path.removeprefix("/v1/").replace("/", "_"),
+        "requestBody": {"required": True, "content": {JSON: {"schema": _schema(body)}}},
+        "responses": responses,
+    }
+
+
+def _generate(path: str, streams: bool, body: Document, examples: Document) -> Document:
+    """Describe text generation as Hugging Face's own clients know it."""
+    answer = "events" if streams else "an object"
+    responses = _responses({"type": "object"}, REASONS)
+    responses["200"]["content"] |= EVENTS
+    return {
+        "summary": f"Go on with a text; the answer is {answer}.",
+        "operationId": path.strip("/"),
+        "requestBody": {
+            "required": True,
+            "content": {JSON: {"schema": body, "examples": examples}} | _raw("text"),
+        },
+        "responses": responses,
     }
 
 

@@ -24,6 +24,7 @@ from api.formats import (
     branch,
 )
 from api.media_tasks import MEDIA_FORMATS
+from api.tgi import GenerationParameters, texts
 
 
 class TokenizerArguments(Strict):
@@ -187,6 +188,23 @@ FORMATS: Mapping[str, TaskFormat] = {
             "one text": {"inputs": "A sentence."},
             "similarity": {
                 "inputs": {"source_sentence": "A dog runs.", "sentences": ["A hound.", "Tea."]}
+            },
+        },
+    ),
+    "text-generation": TaskFormat(
+        body(
+            "TextGenerationBody",
+            OneOrMany,
+            GenerationParameters,
+            stream=(bool | None, Field(None, description="Answer in pieces, as events.")),
+        ),
+        write=texts,
+        write_raw=texts,
+        examples={
+            "one text": {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 20}},
+            "drawn": {
+                "inputs": "Once upon a time",
+                "parameters": {"temperature": 0.7, "top_p": 0.9, "seed": 1},
             },
         },
     ),

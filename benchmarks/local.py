@@ -2,6 +2,7 @@
 
 python -m benchmarks.local memory FOLDER     # prints the growth of the peak memory, in bytes
 python -m benchmarks.local latency FOLDER    # for each line read, prints latencies in ms
+python -m benchmarks.local generate FOLDER   # reads [[prompt, new tokens], ...], prints tokens/s
 """
 
 from __future__ import annotations
@@ -71,8 +72,36 @@ def latencies_of_model(model: str) -> None:
         sys.stdout.flush()
 
 
+def engine_without_http(model: str) -> float:
+    """Return the output tokens per second of transformers' continuous batching by itself."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
+    work = [(tokenizer(prompt)["input_ids"], most) for prompt, most in json.loads(sys.stdin.read())]
+    manager = loaded.init_continuous_batching(
+        GenerationConfig(do_sample=False, eos_token_id=tokenizer.eos_token_id),
+        ContinuousBatchingConfig(
+            page_size=32, num_blocks=512, max_batch_tokens=512, max_requests_per_batch=16
+        ),
+    )
+    with torch.inference_mode():
+        manager.start()
+    started = time.perf_counter()
+    for prompt, most in work:
+        manager.add_request(prompt, max_new_tokens=most)
+    count = sum(len(manager.get_result(timeout=60).generated_tokens) for _ in work)
+    rate = count / (time.perf_counter() - started)
+    manager.stop(block=True)
+    return rate
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "memory":
         sys.stdout.write(f"{memory_of_pipeline(sys.argv[2])}\n")
+    elif sys.argv[1] == "generate":
+        sys.stdout.write(f"{engine_without_http(sys.argv[2])}\n")
     else:
         latencies_of_model(sys.argv[2])

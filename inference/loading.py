@@ -17,7 +17,7 @@ from transformers.utils import cached_file
 
 from config import Settings
 from errors import LoadError
-from inference import ladder, linear, stacking
+from inference import causal, ladder, linear, stacking
 from inference.classification import (
     TextClassification,
     TokenClassification,
@@ -32,10 +32,12 @@ from inference.stacking import Stacked
 from inference.tasks import pipeline_of, task_of
 from inference.text import TextTask
 from inference.whole import OneByOne
-from stages import Model
+from stages import Generator, Model
 
 logger = logging.getLogger(__name__)
 
+ENGINE_LOGGER = "ContinuousBatchingLogger"
+LOGGERS = ("transformers", "huggingface_hub", ENGINE_LOGGER)
 SWITCH_INTERVAL_S = 0.0001
 ROOT = Path(__file__).parent.parent
 TEXT_TASKS: dict[str, Callable[[Pipeline], TextTask]] = {
@@ -46,7 +48,7 @@ TEXT_TASKS: dict[str, Callable[[Pipeline], TextTask]] = {
 }
 
 
-def load(settings: Settings) -> Model:
+def load(settings: Settings) -> Model | Generator:
     """Load the model named in `settings` and warm it up.
 
     Raises:
@@ -55,9 +57,10 @@ def load(settings: Settings) -> Model:
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    for library in ("transformers", "huggingface_hub"):  # their lines, in our format, once
+    for library in LOGGERS:  # their lines, in our format, once
         logging.getLogger(library).handlers.clear()
         logging.getLogger(library).propagate = True
+    logging.getLogger(ENGINE_LOGGER).setLevel(logging.ERROR)
     torch.set_num_threads(settings.num_threads)
     # Between two operators the model needs the interpreter for some µs; in the default 5 ms the
     # event loop would handle a dozen requests before it lets go of it.
@@ -74,22 +77,24 @@ def load(settings: Settings) -> Model:
     return model
 
 
-def _load(settings: Settings) -> Model:
+def _load(settings: Settings) -> Model | Generator:
     source = _source(settings.model_id)
     common = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
     config = transformers.AutoConfig.from_pretrained(source, **common)
     task = settings.task or task_of(config)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
-    pipeline = pipeline_of(task, source, device, config, common)
-    about = {
+    about: dict[str, Any] = {
         "model_id": settings.model_id,
         "revision": settings.revision,
         "task": task,
-        "architecture": type(pipeline.model).__name__,
         "dtype": dtype,
-        "device": str(pipeline.device),
+        "device": device,
     }
+    if task == "text-generation":
+        return causal.load(source, config, about, settings, common)
+    pipeline = pipeline_of(task, source, device, config, common)
+    about |= {"architecture": type(pipeline.model).__name__, "device": str(pipeline.device)}
     if task in TEXT_TASKS or task == "feature-extraction":
         return _text_model(pipeline, source, about, settings)
     return _whole_model(pipeline, about)

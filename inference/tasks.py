@@ -17,6 +17,7 @@ TASKS = (
     *("keypoint-matching", "mask-generation", "document-question-answering"),
     *("table-question-answering", "audio-classification", "automatic-speech-recognition"),
     *("text-to-audio", "video-classification", "zero-shot-image-classification"),
+    "text-generation",
 )
 # Models without a head: by the name of what goes in first.
 BARE = {"input_ids": "feature-extraction", "pixel_values": "image-feature-extraction"}

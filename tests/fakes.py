@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from errors import Rejected, RequestError
+from errors import ModelFailed, Rejected, RequestError
+from stages import Generated, Output, Piece, Token
 
 Inputs = Sequence[tuple[Any, Mapping[str, Any]]]
 
@@ -59,3 +60,62 @@ class Gate:
     def __call__(self, texts: list[str]) -> None:
         self.arrived.set()
         assert self.opened.wait(10)
+
+
+@dataclass
+class FakeGenerator:
+    """Generates what a test says, on the event loop.
+
+    "invalid" is rejected by prepare. `running` holds the prompts that are generated for and how to
+    deliver to each, `stopped` those that were stopped, `restart_hook` runs in the model thread.
+    """
+
+    restart_hook: Callable[[], object] = lambda: None
+    broken: bool = False
+    running: dict[str, Callable[[Any], None]] = field(default_factory=dict)
+    stopped: list[str] = field(default_factory=list)
+    closed: bool = False
+    info: Mapping[str, Any] = field(
+        default_factory=lambda: {"model_id": "fake", "task": "text-generation", "chat": True}
+    )
+
+    @property
+    def load(self) -> Mapping[str, int]:
+        return {"running": len(self.running)}
+
+    def prepare(self, inputs: Inputs) -> Sequence[Any]:
+        return [Rejected("too long") if value == "invalid" else value for value, _ in inputs]
+
+    def start(
+        self, prompt: Any, deliver: Callable[[Any], None], pieces: bool
+    ) -> Callable[[], None]:
+        if self.broken:
+            raise RuntimeError("broken")
+        key = str(prompt)
+        self.running[key] = deliver
+
+        def stop() -> None:
+            self.stopped.append(key)
+            del self.running[key]
+
+        return stop
+
+    def restart(self) -> None:
+        self.restart_hook()
+        self.broken = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def say(self, prompt: str, text: str) -> None:
+        """Deliver a piece."""
+        self.running[prompt](Piece([Token(1, text)], last=False))
+
+    def end(self, prompt: str, text: str) -> None:
+        """Deliver the whole answer."""
+        whole = Generated(text, "eos_token", 2, 3, first_token_ms=1.0)
+        self.running.pop(prompt)(Output(whole, 2))
+
+    def fail(self, prompt: str) -> None:
+        """Deliver an error."""
+        self.running.pop(prompt)(ModelFailed("the model failed on this input"))

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from config import Settings
+from inference.loading import load
 from inference.text import PreparedInput
-from stages import Model
+from stages import Generator, Model
 
 BUNDLED = str(Path(__file__).parent.parent / "models" / "tiny-fill-mask")
 
@@ -27,6 +29,13 @@ def saved_model(folder: Path, auto: Any, **config: Any) -> str:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(BUNDLED).save_pretrained(folder)
     return str(folder)
+
+
+def loaded(**settings: Any) -> Model:
+    """Load a model that answers in batches."""
+    model = load(Settings(**settings))
+    assert not isinstance(model, Generator)
+    return model
 
 
 def answers(model: Model, *inputs: tuple[Any, Mapping[str, Any]]) -> list[Any]:

@@ -12,6 +12,7 @@ import pytest
 import batching
 from batching import Batch, Worker
 from config import Settings
+from entries import Entry, Request
 from errors import (
     ClientGone,
     DeadlinePassed,
@@ -21,7 +22,7 @@ from errors import (
     Overloaded,
     Rejected,
 )
-from queueing import Entry, Request, RequestQueue, State
+from queueing import RequestQueue, State
 from tests.fakes import FakeModel, Gate
 
 pytestmark = pytest.mark.anyio

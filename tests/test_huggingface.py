@@ -9,6 +9,7 @@ import pytest
 
 from api.huggingface import Call, parse, respond
 from api.tasks import FORMATS
+from entries import Response
 from errors import (
     Empty,
     Malformed,
@@ -18,7 +19,6 @@ from errors import (
     TooLarge,
     UnsupportedType,
 )
-from queueing import Response
 
 JSON = "application/json"
 
@@ -149,7 +149,7 @@ def nested() -> Any:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "output", [[{"score": float("nan")}], b"bytes", {"a": object()}, "\ud800", nested()]
+    "output", [[{"score": float("nan")}], b"\xff", {"a": object()}, "\ud800", nested()]
 )
 async def test_output_that_json_cannot_say_is_a_model_failure(output: Any) -> None:
     with pytest.raises(ModelFailed):

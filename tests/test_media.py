@@ -25,8 +25,8 @@ from PIL import Image
 from api.huggingface import Call, parse, read, respond
 from api.tasks import FORMATS
 from config import Settings
+from entries import Response
 from errors import Empty, Rejected, RequestError, TooLarge, UnsupportedType
-from queueing import Response
 from server import create_app
 from tests.processes import Server, free_port, server
 from tests.tiny_media import BUILDERS, png, wav

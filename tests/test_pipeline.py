@@ -23,7 +23,7 @@ from errors import LoadError, ModelFailed, Rejected
 from inference import fill_mask
 from inference.loading import load
 from stages import Model
-from tests.models import BUNDLED, answers, assert_same
+from tests.models import BUNDLED, answers, assert_same, loaded
 from tests.tiny import word_tokenizer
 
 TEXTS = [
@@ -38,7 +38,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return load(Settings(model_id=BUNDLED, device="cpu"))
+    return loaded(model_id=BUNDLED, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_model_that_offsets_positions_refuses_one_token_too_many(tmp_path: Path)
     config = RobertaConfig(**TINY, max_position_embeddings=12, pad_token_id=1)
     RobertaForMaskedLM(config).save_pretrained(tmp_path)
     word_tokenizer(limit=None).save_pretrained(tmp_path)
-    model = load(Settings(model_id=str(tmp_path)))
+    model = loaded(model_id=str(tmp_path))
     assert model.info["max_input_tokens"] == 10
     fits, too_long = answers(
         model, ("one " * 9 + "<mask>", {}), ("one " * 10 + "<mask>", {"top_k": 1})
@@ -241,7 +241,7 @@ def test_number_that_is_not_finite_fails_only_the_input_that_bears_it(untouched:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_lower_precision_mostly_agrees(dtype: Any, model: Model) -> None:
-    lower = load(Settings(model_id=BUNDLED, device="cpu", dtype=dtype))
+    lower = loaded(model_id=BUNDLED, device="cpu", dtype=dtype)
     assert lower.info["dtype"] == dtype
     texts = [(text, {"top_k": 1}) for text in sentences()[:100]]
     pairs = zip(answers(lower, *texts), answers(model, *texts), strict=True)

@@ -343,7 +343,7 @@ def test_bug_of_ours_is_a_clean_500(
     def broken(*_: Any) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("server.huggingface.parse", broken)
+    monkeypatch.setattr("api.endpoints.huggingface.parse", broken)
     answer = client.post("/", content="a", headers={"x-request-id": "abc-4"})
     assert answer.status_code == 500
     assert answer.json() == {"error": "internal error", "error_type": "backend"}

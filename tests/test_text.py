@@ -20,7 +20,7 @@ from errors import LoadError, ModelFailed, Rejected
 from inference.embedding import EmbeddingConfig, read_config
 from inference.loading import load
 from stages import Model
-from tests.models import answers, assert_same, saved_model
+from tests.models import answers, assert_same, loaded, saved_model
 
 TEXTS = [
     "A small dog runs in the park near Berlin.",
@@ -50,8 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 @pytest.fixture(scope="module")
 def models(folders: Mapping[str, str]) -> Mapping[str, Model]:
     return {
-        task: load(Settings(model_id=folder, task=task, device="cpu"))
-        for task, folder in folders.items()
+        task: loaded(model_id=folder, task=task, device="cpu") for task, folder in folders.items()
     }
 
 
@@ -220,7 +219,7 @@ def test_prompts_and_limits_of_the_model_are_kept(tmp_path: Path) -> None:
     folder = Path(saved_model(tmp_path / "model", AutoModel))
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     (folder / "sentence_bert_config.json").write_text(json.dumps(limits))
-    model = load(Settings(model_id=str(folder), device="cpu"))
+    model = loaded(model_id=str(folder), device="cpu")
     assert model.info["max_input_tokens"] == 64
     prompted, plain, upper = answers(
         model, ("a dog", {}), ("query: a dog", {"prompt_name": ""}), ("A DOG", {})

@@ -25,7 +25,7 @@ from inference.stacking import numbers, part, proved
 from inference.tasks import task_of
 from inference.writing import plain, written
 from stages import Model, groups, run
-from tests.models import assert_same
+from tests.models import assert_same, loaded
 from tests.tiny_media import BUILDERS, png, wav
 
 LABELS = {"candidate_labels": ["a b", "c"]}
@@ -48,7 +48,7 @@ class Models:
 
     def __getitem__(self, task: str) -> Model:
         if task not in self.loaded:
-            self.loaded[task] = load(Settings(model_id=self.folder(task), device="cpu"))
+            self.loaded[task] = loaded(model_id=self.folder(task), device="cpu")
         return self.loaded[task]
 
     def untouched(self, task: str) -> Any:
@@ -289,7 +289,7 @@ def test_lower_precision_answers(task: str, dtype: Any, models: Models) -> None:
         with pytest.raises(LoadError, match="no layer of this model can be quantized"):
             load(settings)
         return
-    model = load(settings)
+    model = loaded(model_id=models.folder(task), dtype=dtype, device="cpu")
     data = png(1) if task.startswith("image") else wav(1)
     assert model.info["dtype"] == dtype
     assert not isinstance(answers(model, (data, {}))[0], Exception)

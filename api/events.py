@@ -1,0 +1,97 @@
+"""Server-sent events: an answer in pieces, over one response."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, Protocol, TypeAlias
+
+from starlette.responses import Response as HTTPResponse
+from starlette.types import Receive, Scope, Send
+
+from api.bodies import to_json
+from entries import Part, Response
+from errors import ClientGone, RequestError
+
+HEARTBEAT_S = 10.0  # proxies give up on a silent answer after a minute, some after half
+HEARTBEAT = b": waiting\n\n"
+DONE = b"data: [DONE]\n\n"
+Pieces: TypeAlias = AsyncGenerator[Response | Part | None]
+
+
+class Dialect(Protocol):
+    """How a wire format writes an answer that comes in pieces: each item is one event."""
+
+    def opening(self) -> Iterable[Any]:
+        """Return what comes first."""
+
+    def part(self, part: Part) -> Iterable[Any]:
+        """Return what tells of a piece."""
+
+    def end(self, response: Response) -> Iterable[Any]:
+        """Return what tells that an answer is whole."""
+
+    def closing(self) -> Iterable[Any]:
+        """Return what comes when all answers are whole."""
+
+    def failure(self, error: RequestError) -> Any:
+        """Return what tells that there will be no answer."""
+
+
+class EventStream(HTTPResponse):
+    """A response that is sent while it is made.
+
+    Args:
+        events: Bytes to send at once, each.
+        watch: Entered while they are sent.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], watch: AbstractContextManager[None]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the head, then each event as it comes."""
+        head = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **head})
+        with self._watch:
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body"})
+
+
+async def written(
+    first: Response | Part | None, rest: Pieces, dialect: Dialect
+) -> AsyncIterator[bytes]:
+    """Write an answer as events.
+
+    Args:
+        first: What has come of it.
+        rest: What will come; closed at the end, whatever that is.
+        dialect: Of the client.
+    """
+    async with aclosing(rest):
+        try:
+            yield _events(dialect.opening())
+            yield _written(first, dialect)
+            async for each in rest:
+                yield _written(each, dialect)
+            yield _events(dialect.closing()) + DONE
+        except ClientGone:
+            return
+        except RequestError as error:
+            yield _events([dialect.failure(error)])
+
+
+def _written(each: Response | Part | None, dialect: Dialect) -> bytes:
+    if each is None:
+        return HEARTBEAT
+    return _events(dialect.part(each) if isinstance(each, Part) else dialect.end(each))
+
+
+def _events(values: Iterable[Any]) -> bytes:
+    return b"".join(b"data: %s\n\n" % to_json(value) for value in values)

@@ -1,0 +1,177 @@
+"""Load a causal language model, make it fast, and see that it is still right."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from config import Settings as ServerSettings
+from inference import linear, ragged
+from inference.engine import Engine, likeliest
+from inference.engine import Limits as EngineLimits
+from inference.generation import GenerationModel, Rules
+from inference.joining import join
+from inference.sampling import Settings
+
+logger = logging.getLogger(__name__)
+
+STEP_TOKENS = 512  # of prompts, in one step: those who wait for their next token wait so long
+SEED = 6
+JOIN_TOKENS = 16
+TRIAL_PROMPTS = (1, 70, 5, 33, 120)  # tokens; with a page border, and prompts in several steps
+TRIAL_NEW_TOKENS = 8
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+UNBOUNDED = 1_000_000  # tokenizers state huge limits when they know none
+
+
+def load(
+    source: str,
+    config: PretrainedConfig,
+    about: Mapping[str, Any],
+    settings: ServerSettings,
+    common: Mapping[str, Any],
+) -> GenerationModel:
+    """Return the model at `source`.
+
+    Args:
+        source: Hub id or folder.
+        config: Of the model.
+        about: Facts for /info; at least device and dtype.
+        settings: Of the server.
+        common: Arguments of every download.
+
+    Raises:
+        ValueError: The weights lack something, or the engine has no use for the model.
+    """
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, **common)
+    model = _weights(source, config, about, settings, common)
+    context = _context(model, tokenizer, settings.cache_tokens)
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:  # one such token would break the engine
+        raise ValueError(
+            f"the tokenizer knows {len(tokenizer)} words, the model {rows}: do they belong?"
+        )
+    attention = model.config._attn_implementation
+    if about["device"] == "cpu":
+        probe = torch.arange(min(rows, JOIN_TOKENS))[None]
+        join(model, lambda: model(probe, use_cache=False).logits)
+        if about["dtype"] != "int8":
+            linear.lay_out(model)
+        attention = _fastest_attention(model)
+        if about["dtype"] == "int8":
+            linear.quantize(model)
+    ends = _ends(model, tokenizer)
+    step = min(settings.max_batch_tokens, STEP_TOKENS)
+    limits = EngineLimits(settings.cache_tokens, step, settings.max_batch_size)
+    return GenerationModel(
+        tokenizer,
+        partial(Engine, model, ends, limits),
+        Rules(
+            context,
+            settings.cache_tokens,
+            settings.max_new_tokens,
+            frozenset(ends),
+            _defaults(model),
+        ),
+        {
+            **about,
+            "architecture": type(model).__name__,
+            "attention": attention,
+            "context_tokens": context,
+            "chat": bool(tokenizer.chat_template),
+        },
+    )
+
+
+def _weights(
+    source: str,
+    config: PretrainedConfig,
+    about: Mapping[str, Any],
+    settings: ServerSettings,
+    common: Mapping[str, Any],
+) -> PreTrainedModel:
+    dtype = "float32" if about["dtype"] == "int8" else about["dtype"]
+    placed = {"device_map": settings.device_map} if settings.device_map else {}
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        source,
+        config=config,
+        output_loading_info=True,
+        **{"dtype": dtype, **placed, **common, **settings.model_kwargs},
+    )
+    if missing := sorted(loading["missing_keys"]):
+        raise ValueError(f"the weights lack {', '.join(missing[:3])}: no causal language model")
+    if not placed and not hasattr(model, "hf_quantizer"):
+        model.to(about["device"])
+    found: PreTrainedModel = model.eval().requires_grad_(False)
+    return found
+
+
+def _fastest_attention(model: PreTrainedModel) -> str:
+    """Give `model` the attention for ragged steps if it is right for it; return what it has now.
+
+    To be right is to choose tokens that the model with its own attention finds likeliest too, as
+    nearly as its precision can tell.
+    """
+    own: str = model.config._attn_implementation
+    words = model.get_input_embeddings().num_embeddings
+    draw = random.Random(SEED)
+    prompts = [draw.choices(range(words), k=length) for length in TRIAL_PROMPTS]
+    ragged.register()
+    model.config._attn_implementation = ragged.NAME
+    found = likeliest(model, prompts, TRIAL_NEW_TOKENS)
+    model.config._attn_implementation = own
+    for prompt, new in zip(prompts, found, strict=True):
+        if not isinstance(new, list):
+            logger.info("attention: %s; not ragged: %s", own, new)
+            return own
+        if (doubt := _doubt(model, prompt, new)) > TOLERANCE[model.dtype]:
+            logger.info("attention: %s; not ragged: the answers differ by %.2g", own, doubt)
+            return own
+    model.config._attn_implementation = ragged.NAME
+    return ragged.NAME
+
+
+@torch.inference_mode()
+def _doubt(model: PreTrainedModel, prompt: list[int], new: list[int]) -> float:
+    """Return how far `new` is from what `model` itself finds likeliest after `prompt`.
+
+    0: each token is; else the largest distance of a score from the best, of the whole range.
+    """
+    tokens = torch.tensor([prompt + new])
+    scores = model(tokens, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    best, worst = scores.amax(-1), scores.amin(-1)
+    chosen = scores.gather(-1, tokens[0, len(prompt) :, None])[:, 0]
+    return float(((best - chosen) / (best - worst)).max())
+
+
+def _context(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cache_tokens: int) -> int:
+    """Return how many tokens a prompt and its answer may have together."""
+    known: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if known is None and tokenizer.model_max_length < UNBOUNDED:
+        known = tokenizer.model_max_length
+    return known or cache_tokens
+
+
+def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    ends = model.generation_config.eos_token_id
+    if ends is None:
+        ends = tokenizer.eos_token_id
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+
+def _defaults(model: PreTrainedModel) -> Settings:
+    """Return how the model's own files want tokens to be chosen."""
+    given = model.generation_config
+    return Settings(
+        temperature=(given.temperature or 1.0) if given.do_sample else 0.0,
+        top_k=given.top_k or 0 if given.do_sample else 0,
+        top_p=given.top_p or 1.0 if given.do_sample else 1.0,
+        repetition_penalty=given.repetition_penalty or 1.0,
+    )
