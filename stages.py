@@ -87,6 +87,7 @@ class Generated:
         new_tokens: How many were generated.
         tokens: All of them, if they were asked for.
         first_token_ms: From the start of the generation to the first token.
+        next_token_ms: From one token to the next, on average.
     """
 
     text: str
@@ -94,6 +95,7 @@ class Generated:
     prompt_tokens: int
     new_tokens: int
     first_token_ms: float
+    next_token_ms: float
     prompt: str = ""
     tokens: Sequence[Token] = ()
 
@@ -135,8 +137,8 @@ class Generator(Protocol):
         """JSON-ready facts for people; at least model_id and task."""
 
     @property
-    def load(self) -> Mapping[str, int]:
-        """How much runs, and how full the cache is."""
+    def load(self) -> Mapping[str, float]:
+        """JSON-ready numbers: how much runs, how full the cache is, what has been done so far."""
 
     @property
     def broken(self) -> bool:

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator
 from starlette.responses import Response as HTTPResponse
 
-from api.bodies import check_inputs, read_object, timing, to_json, validated
+from api.bodies import check_inputs, read_object, to_json, validated
 from api.formats import MANY, ONE, Off, One, Strict, branch
 from api.openai import error_body
-from api.tgi import Stop
+from api.tgi import Stop, pace
 from entries import Part, Response
 from errors import Empty, Rejected, RequestError
 from stages import Generated, Token
@@ -229,7 +229,7 @@ class Writer:
         """Answer with whole texts."""
         choices = [self._choice(response) for response in responses]
         body = self._body(self.whole, choices) | {"usage": _usage(responses)}
-        return HTTPResponse(to_json(body), headers=timing(responses), media_type="application/json")
+        return HTTPResponse(to_json(body), headers=pace(responses), media_type="application/json")
 
     def opening(self) -> Iterable[Any]:
         """Return what comes before the first piece."""

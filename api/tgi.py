@@ -65,7 +65,17 @@ def one(responses: Sequence[Response]) -> HTTPResponse:
     """Answer with the one answer."""
     (response,) = responses
     body = to_json(generated(response.output))
-    return HTTPResponse(body, headers=timing(responses), media_type="application/json")
+    return HTTPResponse(body, headers=pace(responses), media_type="application/json")
+
+
+def pace(responses: Sequence[Response]) -> dict[str, str]:
+    """Return the headers that tell how an answer came: as `timing`, and token by token (ms)."""
+    outputs: list[Generated] = [response.output for response in responses]
+    return {
+        **timing(responses),
+        "x-first-token-time": f"{max(output.first_token_ms for output in outputs):.1f}",
+        "x-time-per-token": f"{max(output.next_token_ms for output in outputs):.1f}",
+    }
 
 
 class Events:

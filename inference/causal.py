@@ -16,8 +16,9 @@ from config import Settings as ServerSettings
 from inference import linear, ragged
 from inference.engine import Engine, likeliest
 from inference.engine import Limits as EngineLimits
-from inference.generation import GenerationModel, Rules
+from inference.generation import GenerationModel
 from inference.joining import join
+from inference.prompts import Rules
 from inference.sampling import Settings
 
 logger = logging.getLogger(__name__)

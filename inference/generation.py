@@ -5,66 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from itertools import count
 from typing import Any, TypeAlias
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 
-from errors import Empty, ModelFailed, Rejected, RequestError
+from errors import ModelFailed, RequestError
 from inference.detokenizing import Detokenizer, StopStrings
 from inference.engine import Engine
-from inference.sampling import Sampler, Settings
+from inference.prompts import Prompt, Prompts, Rules
+from inference.sampling import Sampler
 from stages import Generated, Output, Piece, Token
 
 logger = logging.getLogger(__name__)
 
-SAMPLING = frozenset(Settings.__dataclass_fields__)
-USUAL_NEW_TOKENS = 100  # where neither the request nor its wire format says
+SMOOTHING = 0.1  # weight of the newest answer in a running mean
 Deliver: TypeAlias = Callable[[Piece | Output | RequestError], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What holds for all texts.
-
-    Attributes:
-        context: Tokens that the model can take, prompt and answer together.
-        cache: Tokens that the engine can keep, of all requests together.
-        new: Tokens that an answer may have.
-        ends: Tokens that end a text.
-        defaults: How tokens are chosen where a request does not say.
-    """
-
-    context: int
-    cache: int
-    new: int
-    ends: frozenset[int]
-    defaults: Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A tokenised prompt and what is wanted of it.
-
-    Attributes:
-        tokens: At least one.
-        text: As text, if it is to come back with the answer.
-        most: New tokens.
-        stop: Strings that end the text.
-        settings: How tokens are chosen.
-    """
-
-    tokens: Sequence[int]
-    text: str
-    most: int
-    stop: Sequence[str]
-    settings: Settings
 
 
 @dataclass(slots=True)
@@ -87,6 +48,34 @@ class Run:
     tokens: list[Token] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Totals:
+    """What has been generated so far, of whole answers.
+
+    Attributes:
+        prompt_tokens: That came in.
+        new_tokens: That went out.
+        first_token_ms: From the start of a generation to its first token: a running mean.
+        next_token_ms: From one token to the next: a running mean.
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    first_token_ms: float = 0.0
+    next_token_ms: float = 0.0
+
+    def count(self, answer: Generated) -> None:
+        """Count a whole answer."""
+        first = not self.new_tokens
+        self.prompt_tokens += answer.prompt_tokens
+        self.new_tokens += answer.new_tokens
+        weight = 1.0 if first else SMOOTHING
+        self.first_token_ms += weight * (answer.first_token_ms - self.first_token_ms)
+        if answer.new_tokens > 1:
+            weight = SMOOTHING if self.next_token_ms else 1.0
+            self.next_token_ms += weight * (answer.next_token_ms - self.next_token_ms)
+
+
 class GenerationModel:
     """Prompts in, text out, as much at a time as the engine takes.
 
@@ -105,11 +94,12 @@ class GenerationModel:
         about: Mapping[str, Any],
     ) -> None:
         self.info = about
-        self._tokenizer = tokenizer
         self._decode = decoding(deepcopy(tokenizer))  # `prepare` runs in another thread
         self._special = frozenset(tokenizer.all_special_ids)
-        self._rules = rules
+        self._prompts = Prompts(tokenizer, rules)
+        self._ends = rules.ends
         self._numbers = count()
+        self._totals = Totals()
         self._running: dict[str, Run] = {}
         self._engine = engine(self._take)
 
@@ -119,10 +109,11 @@ class GenerationModel:
         return self._engine.broken
 
     @property
-    def load(self) -> Mapping[str, int]:
-        """How many requests run, and how full the cache is."""
+    def load(self) -> Mapping[str, float]:
+        """How many requests run, how full the cache is, and what has been done so far."""
         used, room = self._engine.cache_use()
-        return {"running": len(self._running), "cache_used_tokens": used, "cache_tokens": room}
+        now = {"running": len(self._running), "cache_used_tokens": used, "cache_tokens": room}
+        return now | {name: round(value, 1) for name, value in asdict(self._totals).items()}
 
     def restart(self) -> None:
         """Make a broken engine whole again."""
@@ -139,7 +130,7 @@ class GenerationModel:
 
         An empty prompt is refused, and one that leaves no room for the answer.
         """
-        return [self._prepared(value, given) for value, given in inputs]
+        return self._prompts.prepare(inputs)
 
     def start(self, prompt: Prompt, deliver: Deliver, pieces: bool) -> Callable[[], None]:
         """Generate for `prompt`; return what stops it. A broken engine fails it at once."""
@@ -207,16 +198,19 @@ class GenerationModel:
         del self._running[output.request_id]
         if not output.is_finished():
             self._engine.cancel(output.request_id)
-        ended = run.tokens[-1].id in self._rules.ends
+        ended = run.tokens[-1].id in self._ends
+        spent_ms = (time.perf_counter() - run.started_at) * 1000
         generated = Generated(
             text="".join(token.text for token in run.tokens),
             finish="stop_sequence" if run.stops.met else "eos_token" if ended else "length",
             prompt_tokens=len(run.prompt.tokens),
             new_tokens=len(run.tokens),
             first_token_ms=run.first_token_ms,
+            next_token_ms=(spent_ms - run.first_token_ms) / max(1, len(run.tokens) - 1),
             prompt=run.prompt.text,
             tokens=run.tokens if run.prompt.settings.logprobs is not None else (),
         )
+        self._totals.count(generated)
         run.deliver(Output(generated, len(run.prompt.tokens)))
 
     def _token(self, run: Run, place: int, token: int, text: str) -> Token:
@@ -226,96 +220,6 @@ class GenerationModel:
         logprob, best = run.sampler.logprobs[place]
         named = [(each, self._decode([each]), value) for each, value in best]
         return Token(token, text, logprob, named, special)
-
-    def _prepared(self, value: Any, given: Mapping[str, Any]) -> Prompt | RequestError:
-        try:
-            return self._prompt(value, given)
-        except RequestError as refusal:
-            return refusal
-
-    def _prompt(self, value: Any, given: Mapping[str, Any]) -> Prompt:
-        tokens = self._tokens(value)
-        if (kept := given.get("truncate")) is not None:
-            tokens = tokens[-kept:]
-        if not tokens:
-            raise Empty("the prompt is empty")
-        return Prompt(
-            tokens=tokens,
-            text=self._tokenizer.decode(tokens, skip_special_tokens=True)
-            if given.get("return_full_text")
-            else "",
-            most=self._most(len(tokens), given),
-            stop=given.get("stop") or (),
-            settings=self._settings(given),
-        )
-
-    def _check_known(self, what: str, tokens: Iterable[int]) -> None:
-        """Refuse what would break the engine for all.
-
-        Raises:
-            Rejected: A token is not in the vocabulary.
-        """
-        words = len(self._tokenizer)
-        if any(not 0 <= token < words for token in tokens):
-            raise Rejected(f"{what}: tokens are numbers from 0 to {words - 1}")
-
-    def _settings(self, given: Mapping[str, Any]) -> Settings:
-        """Return how tokens are chosen: as the request says, or else the model.
-
-        Who names a filter and no temperature wants tokens to be drawn.
-        """
-        named = {name: given[name] for name in SAMPLING & given.keys()}
-        self._check_known("logit_bias", named.get("bias", ()))
-        if given.get("details"):
-            named.setdefault("logprobs", 0)
-        settings = replace(self._rules.defaults, **named)
-        draws = given.get("do_sample")
-        if "temperature" not in named and (named.get("top_k") or named.get("top_p", 1) < 1):
-            draws = draws is not False
-        if draws is None:
-            return settings
-        return replace(settings, temperature=(settings.temperature or 1.0) if draws else 0.0)
-
-    def _tokens(self, value: Any) -> list[int]:
-        """Return the tokens of a prompt.
-
-        Raises:
-            Rejected: The chat template takes offence, or a token is unknown.
-        """
-        if isinstance(value, str):
-            tokens: list[int] = self._tokenizer(value)["input_ids"]
-            return tokens
-        if isinstance(value, Mapping):
-            try:
-                tokens = self._tokenizer.apply_chat_template(
-                    value["messages"], add_generation_prompt=True, return_dict=False
-                )
-            except (TemplateError, TypeError, ValueError) as error:
-                raise Rejected(f"messages: {' '.join(str(error).split())}") from None
-            return tokens
-        self._check_known("prompt", value)
-        return list(value)
-
-    def _most(self, prompt: int, given: Mapping[str, Any]) -> int:
-        """Return how many tokens may be generated after a prompt of so many.
-
-        Raises:
-            Rejected: There is no room for what was asked.
-        """
-        rules = self._rules
-        room = min(rules.context, rules.cache)
-        what = "context" if rules.context <= rules.cache else "cache"
-        usual = given.get("usual_new_tokens", USUAL_NEW_TOKENS)
-        most: int = given.get("max_new_tokens", min(usual or rules.new, rules.new, room - prompt))
-        if most > rules.new:
-            raise Rejected(f"{most} new tokens asked for, and MAX_NEW_TOKENS is {rules.new}")
-        if most < 1 or prompt + most > room:
-            asked = max(most, 1)
-            raise Rejected(
-                f"{prompt} tokens of the prompt and {asked} new ones are {prompt + asked}, "
-                f"and the {what} holds {room}"
-            )
-        return most
 
 
 def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:

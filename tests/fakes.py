@@ -80,7 +80,7 @@ class FakeGenerator:
     )
 
     @property
-    def load(self) -> Mapping[str, int]:
+    def load(self) -> Mapping[str, float]:
         return {"running": len(self.running)}
 
     def prepare(self, inputs: Inputs) -> Sequence[Any]:
@@ -113,7 +113,7 @@ class FakeGenerator:
 
     def end(self, prompt: str, text: str) -> None:
         """Deliver the whole answer."""
-        whole = Generated(text, "eos_token", 2, 3, first_token_ms=1.0)
+        whole = Generated(text, "eos_token", 2, 3, first_token_ms=1.0, next_token_ms=1.0)
         self.running.pop(prompt)(Output(whole, 2))
 
     def fail(self, prompt: str) -> None:

@@ -208,6 +208,19 @@ def test_the_hub_client_chats_and_generates(running: Server) -> None:
     assert asyncio.run(ask()) == text
 
 
+def test_tokens_are_counted_and_timed(running: Server) -> None:
+    before = running.get("/info").json()["generation"]
+    answer = post(running, "/v1/completions", prompt=[5, 6, 7], max_tokens=4)
+    usage = answer.json()["usage"]
+    after = running.get("/info").json()["generation"]
+    assert after["prompt_tokens"] - before["prompt_tokens"] == usage["prompt_tokens"] == 3
+    assert after["new_tokens"] - before["new_tokens"] == usage["completion_tokens"]
+    assert after["first_token_ms"] > 0
+    assert float(answer.headers["x-first-token-time"]) > 0
+    assert float(answer.headers["x-time-per-token"]) >= 0
+    assert after["running"] == 0
+
+
 def test_curl_gets_the_pipelines_shape(running: Server) -> None:
     answer = json.loads(subprocess.check_output(["curl", "-s", "-d", "Once", running.url]))
     assert set(answer[0]) == {"generated_text"}
@@ -276,6 +289,7 @@ def test_probabilities_are_told_when_asked_for(client: openai.OpenAI) -> None:
         ("/v1/completions", {"prompt": [99999]}, 422, "from 0 to 599"),
         ("/v1/completions", {"prompt": ["a", 3]}, 422, "prompt[1]"),
         ("/v1/completions", {"prompt": "x " * 400, "max_tokens": 400}, 422, "512"),
+        ("/v1/completions", {"prompt": "a" * 60_000}, 422, "60000 characters"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 5000}, 422, "MAX_NEW_TOKENS is 4096"),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, 422, "suffix"),
         ("/v1/completions", {"prompt": "a", "echo": True}, 422, "echo"),
