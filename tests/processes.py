@@ -17,6 +17,7 @@ import httpx
 
 ROOT = Path(__file__).parent.parent
 START_S = 60.0
+STOP_S = 4.0
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
 
@@ -126,6 +127,9 @@ def server(target: str, folder: Path, *arguments: str, **settings: object) -> It
         running.client.close()
         for connection in running.connections:
             connection.close()
+        process.terminate()  # so that it can write what it has covered
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
