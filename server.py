@@ -158,10 +158,13 @@ def refusal(settings: Settings, path: str, error: errors.RequestError) -> Respon
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, errors.Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    body: Mapping[str, Any] = {"error": str(error), "error_type": error.error_type}
+    return JSONResponse(_error_body(path, str(error), error.error_type, status), status, headers)
+
+
+def _error_body(path: str, text: str, error_type: str, status: int) -> Mapping[str, Any]:
     if path.startswith(openai.PREFIX):
-        body = openai.error_body(str(error), error.error_type, status)
-    return JSONResponse(body, status, headers)
+        return openai.error_body(text, error_type, status)
+    return {"error": text, "error_type": error_type}
 
 
 async def on_http_error(request: HTTPRequest, error: Exception) -> Response:
@@ -169,9 +172,7 @@ async def on_http_error(request: HTTPRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     text = f"{request.method} {path}: {error.detail}"
-    body: Mapping[str, Any] = {"error": text, "error_type": "validation"}
-    if path.startswith(openai.PREFIX):
-        body = openai.error_body(text, "validation", error.status_code)
+    body = _error_body(path, text, "validation", error.status_code)
     return JSONResponse(body, error.status_code, error.headers)
 
 
@@ -185,7 +186,8 @@ async def on_bug(request: HTTPRequest, _error: Exception) -> Response:
     """Answer an error of our own; uvicorn logs the traceback next."""
     logger.error("request %s: internal error", request.state.request_id)
     headers = {"x-request-id": request.state.request_id}
-    return JSONResponse({"error": "internal error", "error_type": "backend"}, 500, headers)
+    body = _error_body(request.scope["path"], "internal error", "backend", 500)
+    return JSONResponse(body, 500, headers)
 
 
 def create_app(

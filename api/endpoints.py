@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 import errors
 from api import http, huggingface, openai, openai_text, tgi
-from api.events import HEARTBEAT_S, Dialect, EventStream, written
+from api.events import HEARTBEAT_S, Dialect, EventStream
+from api.openai_writers import ChatWriter, Writer
 from api.tasks import FORMATS
 from entries import Request
 from entries import Response as QueueResponse
@@ -69,10 +70,10 @@ async def complete(request: HTTPRequest) -> Response:
         if not model_info(request)["chat"]:
             raise errors.Malformed(f"the model has no chat template: use {COMPLETIONS}")
         call = openai_text.parse_chat(body)
-        writer: openai_text.Writer = openai_text.ChatWriter(*names, usage=call.usage)
+        writer: Writer = ChatWriter(*names, usage=call.usage)
     else:
         call = openai_text.parse_completion(body, _max_inputs(request))
-        writer = openai_text.Writer(*names, usage=call.usage)
+        writer = Writer(*names, usage=call.usage)
     if call.streams:
         return await _stream(request, call.inputs, call.parameters, deadline, writer)
     return writer.answer(await _submit(request, call.inputs, call.parameters, deadline))
@@ -136,7 +137,7 @@ async def _stream(
     pieces = service(request).queue.stream(pending, HEARTBEAT_S)
     with http.watching(request, pending):
         first = await anext(pieces)
-    return EventStream(written(first, pieces, dialect), http.watching(request, pending))
+    return EventStream(first, pieces, dialect, http.watching(request, pending))
 
 
 def _check_task(request: HTTPRequest, wanted: str) -> None:

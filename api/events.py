@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Protocol, TypeAlias
 
@@ -39,58 +39,59 @@ class Dialect(Protocol):
 
 
 class EventStream(HTTPResponse):
-    """A response that is sent while it is made.
-
-    Args:
-        events: Bytes to send at once, each.
-        watch: Entered while they are sent.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[bytes], watch: AbstractContextManager[None]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._events = events
-        self._watch = watch
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the head, then each event as it comes."""
-        head = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **head})
-        with self._watch:
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body"})
-
-
-async def written(
-    first: Response | Part | None, rest: Pieces, dialect: Dialect
-) -> AsyncIterator[bytes]:
-    """Write an answer as events.
+    """An answer that is sent as events while it is made.
 
     Args:
         first: What has come of it.
         rest: What will come; closed at the end, whatever that is.
         dialect: Of the client.
+        watch: Entered while it is sent.
     """
-    async with aclosing(rest):
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        first: Response | Part | None,
+        rest: Pieces,
+        dialect: Dialect,
+        watch: AbstractContextManager[None],
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._rest = rest
+        self._dialect = dialect
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the head, then each event as it comes."""
+        head = {"status": self.status_code, "headers": self.raw_headers}
+        async with aclosing(self._rest), aclosing(self._written()) as events:
+            with self._watch:
+                await send({"type": "http.response.start", **head})
+                async for event in events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async def _written(self) -> AsyncGenerator[bytes]:
         try:
-            yield _events(dialect.opening())
-            yield _written(first, dialect)
-            async for each in rest:
-                yield _written(each, dialect)
-            yield _events(dialect.closing()) + DONE
+            yield _events(self._dialect.opening())
+            yield self._one(self._first)
+            async for each in self._rest:
+                yield self._one(each)
+            yield _events(self._dialect.closing()) + DONE
         except ClientGone:
             return
         except RequestError as error:
-            yield _events([dialect.failure(error)])
+            yield _events([self._dialect.failure(error)])
 
-
-def _written(each: Response | Part | None, dialect: Dialect) -> bytes:
-    if each is None:
-        return HEARTBEAT
-    return _events(dialect.part(each) if isinstance(each, Part) else dialect.end(each))
+    def _one(self, each: Response | Part | None) -> bytes:
+        if each is None:
+            return HEARTBEAT
+        if isinstance(each, Part):
+            return _events(self._dialect.part(each))
+        return _events(self._dialect.end(each))
 
 
 def _events(values: Iterable[Any]) -> bytes:

@@ -29,6 +29,9 @@ JOIN_TOKENS = 16
 TRIAL_PROMPTS = (1, 70, 5, 33, 120)  # tokens; with a page border, and prompts in several steps
 TRIAL_NEW_TOKENS = 8
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+HONOURED = frozenset(  # of generation_config.json, and what says nothing about tokens
+    ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "eos_token_id")
+) | {"bos_token_id", "pad_token_id", "transformers_version", "_from_model_config", "use_cache"}
 UNBOUNDED = 1_000_000  # tokenizers state huge limits when they know none
 
 
@@ -170,6 +173,9 @@ def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[in
 def _defaults(model: PreTrainedModel) -> Settings:
     """Return how the model's own files want tokens to be chosen."""
     given = model.generation_config
+    asked = {name for name, value in given.to_diff_dict().items() if value}
+    if ignored := sorted(asked - HONOURED):
+        logger.warning("generation_config.json: not used: %s", ", ".join(ignored))
     return Settings(
         temperature=(given.temperature or 1.0) if given.do_sample else 0.0,
         top_k=given.top_k or 0 if given.do_sample else 0,

@@ -66,14 +66,15 @@ class Totals:
 
     def count(self, answer: Generated) -> None:
         """Count a whole answer."""
-        first = not self.new_tokens
         self.prompt_tokens += answer.prompt_tokens
         self.new_tokens += answer.new_tokens
-        weight = 1.0 if first else SMOOTHING
-        self.first_token_ms += weight * (answer.first_token_ms - self.first_token_ms)
+        self.first_token_ms = _smoothed(self.first_token_ms, answer.first_token_ms)
         if answer.new_tokens > 1:
-            weight = SMOOTHING if self.next_token_ms else 1.0
-            self.next_token_ms += weight * (answer.next_token_ms - self.next_token_ms)
+            self.next_token_ms = _smoothed(self.next_token_ms, answer.next_token_ms)
+
+
+def _smoothed(mean: float, value: float) -> float:
+    return mean + SMOOTHING * (value - mean) if mean else value
 
 
 class GenerationModel:

@@ -356,16 +356,20 @@ def test_clients_that_leave_stop_their_generation(running: Server) -> None:
     assert post(running, "/v1/completions", prompt="a", max_tokens=3).status_code == 200
 
 
-def test_a_deadline_in_a_stream_is_told_as_an_event(running: Server) -> None:
-    response = running.client.post(
-        running.url + "/v1/completions",
-        json={"prompt": "a", "max_tokens": 500, "stream": True},
-        headers={"x-request-timeout": "0.3"},
-    )
-    *_, last = [line[6:] for line in response.text.splitlines() if line]
-    if response.status_code == 200 and last != "[DONE]":
+def test_a_deadline_in_a_stream_is_told_as_the_last_event(tmp_path: Path) -> None:
+    folder = saved_causal(tmp_path / "m", max_position_embeddings=8192)
+    with server("server:app", tmp_path, model_id=folder, max_new_tokens=8000) as running:
+        running.wait_until_ready()
+        body = {"prompt": "a", "max_tokens": 8000, "stream": True, "logit_bias": {"1": -100}}
+        response = running.client.post(
+            running.url + "/v1/completions", json=body, headers={"x-request-timeout": "1.5"}
+        )
+        assert response.status_code == 200
+        *pieces, last = [line[6:] for line in response.text.splitlines() if line]
+        assert len(pieces) > 1
         assert json.loads(last)["error"]["code"] == "timeout"
-    running.wait_until((0, 0))
+        running.wait_until((0, 0))
+        assert running.get("/info").json()["generation"]["running"] == 0
 
 
 def test_a_broken_engine_is_told_and_built_anew(tmp_path: Path) -> None:

@@ -351,6 +351,19 @@ def test_bug_of_ours_is_a_clean_500(
     assert "request abc-4: internal error" in caplog.text
 
 
+def test_bug_of_ours_has_the_shape_of_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("api.endpoints.openai.parse_embeddings", broken)
+    model = FakeModel(info={"model_id": "fake", "task": "feature-extraction"})
+    with client_for(model) as client:
+        answer = client.post("/v1/embeddings", json={"input": "a"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "internal error"
+    assert answer.json()["error"]["type"] == "server_error"
+
+
 @pytest.mark.anyio
 async def test_hang_up_is_noticed_while_queued_and_while_sending_the_body() -> None:
     gate = Gate()
