@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,15 +62,14 @@ def load(
         raise ValueError(
             f"the tokenizer knows {len(tokenizer)} words, the model {rows}: do they belong?"
         )
-    attention = model.config._attn_implementation
     if about["device"] == "cpu":
         probe = torch.arange(min(rows, JOIN_TOKENS))[None]
         join(model, lambda: model(probe, use_cache=False).logits)
         if about["dtype"] != "int8":
             linear.lay_out(model)
-        attention = _fastest_attention(model)
-        if about["dtype"] == "int8":
-            linear.quantize(model)
+    attention = _attention(model)
+    if about["dtype"] == "int8":
+        linear.quantize(model)
     ends = _ends(model, tokenizer)
     step = min(settings.max_batch_tokens, STEP_TOKENS)
     limits = EngineLimits(settings.cache_tokens, step, settings.max_batch_size)
@@ -117,29 +116,52 @@ def _weights(
     return found
 
 
-def _fastest_attention(model: PreTrainedModel) -> str:
-    """Give `model` the attention for ragged steps if it is right for it; return what it has now.
+def _attention(model: PreTrainedModel) -> str:
+    """Give `model` the fastest attention that is right for it in the engine; return its name.
+
+    Raises:
+        ValueError: None is; not even the model's own.
+    """
+    own: str = model.config._attn_implementation
+    ways = [own]
+    if model.device.type == "cpu":
+        ragged.register()
+        ways = [ragged.NAME, own]
+    words = model.get_input_embeddings().num_embeddings
+    draw = random.Random(SEED)
+    prompts = [draw.choices(range(words), k=length) for length in TRIAL_PROMPTS]
+    refused: dict[str, str] = {}
+    for way in ways:
+        model.config._attn_implementation = way
+        try:
+            found = likeliest(model, prompts, TRIAL_NEW_TOKENS)
+        except ValueError as error:  # the engine has no cache for such layers
+            found = [str(error)]
+        model.config._attn_implementation = own
+        fault = _fault(model, prompts, found)
+        if fault is None:
+            model.config._attn_implementation = way
+            reasons = "".join(f"; not {name}: {reason}" for name, reason in refused.items())
+            logger.info("attention: %s%s", way, reasons)
+            return way
+        refused[way] = fault
+    raise ValueError(f"transformers' engine for generation does not take it: {refused[own]}")
+
+
+def _fault(
+    model: PreTrainedModel, prompts: Sequence[list[int]], found: Sequence[Any]
+) -> str | None:
+    """Return what is wrong with what was generated after `prompts`.
 
     To be right is to choose tokens that the model with its own attention finds likeliest too, as
     nearly as its precision can tell.
     """
-    own: str = model.config._attn_implementation
-    words = model.get_input_embeddings().num_embeddings
-    draw = random.Random(SEED)
-    prompts = [draw.choices(range(words), k=length) for length in TRIAL_PROMPTS]
-    ragged.register()
-    model.config._attn_implementation = ragged.NAME
-    found = likeliest(model, prompts, TRIAL_NEW_TOKENS)
-    model.config._attn_implementation = own
-    for prompt, new in zip(prompts, found, strict=True):
+    for prompt, new in zip(prompts, found, strict=False):
         if not isinstance(new, list):
-            logger.info("attention: %s; not ragged: %s", own, new)
-            return own
+            return str(new)
         if (doubt := _doubt(model, prompt, new)) > TOLERANCE[model.dtype]:
-            logger.info("attention: %s; not ragged: the answers differ by %.2g", own, doubt)
-            return own
-    model.config._attn_implementation = ragged.NAME
-    return ragged.NAME
+            return f"the answers differ by {doubt:.2g}"
+    return None
 
 
 @torch.inference_mode()
@@ -148,7 +170,7 @@ def _doubt(model: PreTrainedModel, prompt: list[int], new: list[int]) -> float:
 
     0: each token is; else the largest distance of a score from the best, of the whole range.
     """
-    tokens = torch.tensor([prompt + new])
+    tokens = torch.tensor([prompt + new], device=model.device)
     scores = model(tokens, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     best, worst = scores.amax(-1), scores.amin(-1)
     chosen = scores.gather(-1, tokens[0, len(prompt) :, None])[:, 0]

@@ -29,6 +29,7 @@ from inference.sampling import Sampler, Sampling
 
 logger = logging.getLogger(__name__)
 
+LOGGER = "ContinuousBatchingLogger"
 PAGE_TOKENS = 32
 STOP_S = 5.0
 TRIAL_STEP_TOKENS = 48  # so that a long prompt takes several steps
@@ -161,9 +162,11 @@ def likeliest(model: PreTrainedModel, prompts: Sequence[Sequence[int]], most: in
     manager = _manager(model, [], Limits(room, TRIAL_STEP_TOKENS, len(prompts)))
     for number, prompt in enumerate(prompts):
         manager.add_request(list(prompt), str(number), most)
+    logging.getLogger(LOGGER).setLevel(logging.CRITICAL)  # a trial may fail
     with torch.inference_mode():
         manager.start()
     manager.stop(block=True)
+    logging.getLogger(LOGGER).setLevel(logging.ERROR)
     found: list[Any] = [None] * len(prompts)
     while (output := manager.get_result(timeout=0)) is not None:
         found[int(output.request_id)] = output.error or output.generated_tokens

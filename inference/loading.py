@@ -17,7 +17,7 @@ from transformers.utils import cached_file
 
 from config import Settings
 from errors import LoadError
-from inference import causal, ladder, linear, stacking
+from inference import causal, engine, ladder, linear, stacking
 from inference.classification import (
     TextClassification,
     TokenClassification,
@@ -36,8 +36,7 @@ from stages import Generator, Model
 
 logger = logging.getLogger(__name__)
 
-ENGINE_LOGGER = "ContinuousBatchingLogger"
-LOGGERS = ("transformers", "huggingface_hub", ENGINE_LOGGER)
+LOGGERS = ("transformers", "huggingface_hub", engine.LOGGER)
 SWITCH_INTERVAL_S = 0.0001
 ROOT = Path(__file__).parent.parent
 TEXT_TASKS: dict[str, Callable[[Pipeline], TextTask]] = {
@@ -60,7 +59,7 @@ def load(settings: Settings) -> Model | Generator:
     for library in LOGGERS:  # their lines, in our format, once
         logging.getLogger(library).handlers.clear()
         logging.getLogger(library).propagate = True
-    logging.getLogger(ENGINE_LOGGER).setLevel(logging.ERROR)
+    logging.getLogger(engine.LOGGER).setLevel(logging.ERROR)
     torch.set_num_threads(settings.num_threads)
     # Between two operators the model needs the interpreter for some µs; in the default 5 ms the
     # event loop would handle a dozen requests before it lets go of it.

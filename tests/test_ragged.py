@@ -87,14 +87,14 @@ def test_a_wrong_attention_is_not_kept(
 
     monkeypatch.setattr(ragged, "register", register)
     model = AutoModelForCausalLM.from_pretrained(saved_causal(tmp_path)).eval()
-    assert causal._fastest_attention(model) == "sdpa"
+    assert causal._attention(model) == "sdpa"
     assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_right_attention_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(saved_causal(tmp_path), dtype=dtype).eval()
-    assert causal._fastest_attention(model) == ragged.NAME
+    assert causal._attention(model) == ragged.NAME
 
 
 def test_doubt_is_large_of_other_tokens_and_none_of_the_likeliest(tmp_path: Path) -> None:

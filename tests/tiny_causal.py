@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 SPECIAL = ["<s>", "</s>", "<pad>"]
 TEMPLATE = (
@@ -46,15 +46,19 @@ def byte_tokenizer(words: int, template: str | None = TEMPLATE) -> PreTrainedTok
 
 
 def saved_causal(
-    folder: Path, *, words: int = 600, template: str | None = TEMPLATE, **sizes: Any
+    folder: Path,
+    *,
+    kind: str = "llama",
+    words: int = 600,
+    template: str | None = TEMPLATE,
+    **sizes: Any,
 ) -> str:
-    """Save a random Llama and its tokenizer; return the folder."""
+    """Save a random model, by default a Llama, and its tokenizer; return the folder."""
     tokenizer = byte_tokenizer(words, template)
     torch.manual_seed(4)
-    config = LlamaConfig(
-        vocab_size=words, bos_token_id=0, eos_token_id=1, pad_token_id=2, **SIZES | sizes
-    )
-    model = LlamaForCausalLM(config)
+    special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    config = AutoConfig.for_model(kind, vocab_size=words, **special, **SIZES | sizes)
+    model = AutoModelForCausalLM.from_config(config)
     for weights in model.parameters():
         if weights.dim() > 1:  # far enough from zero that texts differ
             torch.nn.init.normal_(weights, std=0.1)
