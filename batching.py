@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,13 +29,14 @@ from entries import Entry
 from errors import LoadError, ModelFailed, RequestError
 from generating import Generation
 from queueing import RequestQueue, State
-from stages import Generator, Model, Output, attempt, groups, prepare_and_run, run
+from stages import Generator, Model, Output, Staged, attempt, groups, prepare, prepare_and_run, run
 
 logger = logging.getLogger(__name__)
 
 # Of a batch's time, and at most: how long those whom it answered may take to come back.
 RETURN_SHARE = 0.05
 RETURN_MAX_S = 0.05
+RECOVERY_BATCHES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,45 @@ class Batch:
     ended_at: float
 
 
+class BatchLimit:
+    """How many inputs a batch may have: fewer after running out of memory, until that is past.
+
+    Args:
+        largest: When all is well.
+    """
+
+    def __init__(self, largest: int) -> None:
+        self.size = largest
+        self._largest = largest
+        self._since = 0
+
+    def shrink(self, failed: int) -> None:
+        """Learn that a batch of `failed` inputs was too large."""
+        self.size = max(1, min(self.size, failed // 2))
+        self._since = 0
+
+    def recover(self) -> None:
+        """Learn that a batch went well; after enough of them, try larger ones again."""
+        self._since += 1
+        if self._since >= RECOVERY_BATCHES and self.size < self._largest:
+            self.size = min(self._largest, self.size * 2)
+            self._since = 0
+            logger.info("batches may have %d inputs again", self.size)
+
+
 class Worker:
     """The one owner of the model.
 
     Attributes:
         model: None until it is loaded.
+        limit: Of the inputs of a batch.
     """
 
     def __init__(
-        self, settings: Settings, queue: RequestQueue, load: Callable[[], Model | Generator]
+        self,
+        settings: Settings,
+        queue: RequestQueue,
+        load: Callable[[], Model | Generator],
     ) -> None:
         self.model: Model | Generator | None = None
         self._call_started_at: float | None = None
@@ -63,6 +94,9 @@ class Worker:
         self._settings = settings
         self._queue = queue
         self._load = load
+        self._metrics = queue.metrics
+        self.limit = BatchLimit(settings.max_batch_size)
+        self._batches = 0
         self._last = Batch(size=0, taken_s=0.0, ended_at=0.0)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
@@ -115,7 +149,7 @@ class Worker:
         self._generation = Generation(
             model,
             self._queue,
-            prepare=partial(self._stage, model.prepare),
+            prepare=partial(self._stage, partial(prepare, model)),
             restart=partial(self._restart, model),
             places=self._settings.max_batch_size,
         )
@@ -143,6 +177,9 @@ class Worker:
         ended = asyncio.get_running_loop().time()
         self._queue.record_drain(len(batch), ended - started)
         self._last = Batch(len(batch), ended - started, ended)
+        self._batches += 1
+        if self._batches % self._settings.memory_check_batches == 0:
+            await self._call(model.memory.tidy)
 
     async def _next_batch(self) -> list[Entry]:
         """Wait for an input, then take what comes until the batch is full or its deadline passed.
@@ -161,7 +198,7 @@ class Worker:
             return_s = min(RETURN_SHARE * self._last.taken_s, RETURN_MAX_S)
             expected_by = max(deadline, self._last.ended_at + return_s)
         with suppress(TimeoutError):
-            while len(batch) < self._settings.max_batch_size:
+            while len(batch) < self.limit.size:
                 until = expected_by if len(batch) < self._last.size else deadline
                 if self._queue.depth:
                     batch.append(await self._queue.take())
@@ -173,27 +210,45 @@ class Worker:
         return batch
 
     async def _stage(
-        self, function: Callable[[Sequence[Any]], Sequence[Any]], entries: list[Entry]
+        self, function: Callable[[list[Any]], Staged], entries: list[Entry]
     ) -> list[Entry]:
         """Put the values of `entries` through `function`; return the entries that passed.
 
         Closed and expired entries are dropped before. If the call raises, each half is tried
         alone, and so on, until only the culprit is refused.
         """
-        started = asyncio.get_running_loop().time()
-        live = [entry for entry in entries if entry.is_wanted(started)]
+        now = asyncio.get_running_loop().time()
+        live = [entry for entry in entries if entry.is_wanted(now)]
         if not live:
             return []
-        results = await self._call(function, [entry.value for entry in live])
-        if isinstance(results, BaseException):
-            if len(live) > 1:
-                middle = len(live) // 2
-                halves = live[:middle], live[middle:]
-                return [entry for half in halves for entry in await self._stage(function, half)]
-            logger.error("request %s: the model failed", live[0].request.id, exc_info=results)
-            live[0].refuse(ModelFailed("the model failed on this input"))
-            return []
-        return list(_passed(live, results, asyncio.get_running_loop().time() - started))
+        outcome: Staged | BaseException = await self._call(
+            function, [entry.value for entry in live]
+        )
+        if isinstance(outcome, Staged):
+            self._metrics.count_call(outcome.cost)
+            self.limit.recover()
+            return list(_passed(live, outcome))
+        reason = await self._reason(outcome, len(live))
+        if len(live) > 1:
+            self._metrics.batch_retries.inc()
+            middle = len(live) // 2
+            halves = live[:middle], live[middle:]
+            return [entry for half in halves for entry in await self._stage(function, half)]
+        logger.error("request %s: %s", live[0].request.id, reason, exc_info=outcome)
+        live[0].refuse(ModelFailed(f"{reason} on this input"))
+        return []
+
+    async def _reason(self, error: BaseException, inputs: int) -> str:
+        """Return why a batch failed; if memory was short, make room and keep batches smaller."""
+        assert self.model is not None
+        memory = self.model.memory
+        if not memory.is_short(error):
+            return "the model failed"
+        self._metrics.out_of_memory.inc()
+        self.limit.shrink(inputs)
+        logger.warning("out of memory: batches have at most %d inputs for now", self.limit.size)
+        await self._call(memory.release, error)
+        return "the model ran out of memory"
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call `function` in the model thread; return its result, or the exception it raised."""
@@ -208,16 +263,14 @@ class Worker:
         return outcome
 
 
-def _passed(entries: list[Entry], results: Sequence[Any], stage_s: float) -> Iterator[Entry]:
+def _passed(entries: list[Entry], staged: Staged) -> Iterator[Entry]:
     """Give each entry its result and yield it; refuse those whose result is an error."""
-    batch_size = sum(not isinstance(result, RequestError) for result in results)
-    for entry, result in zip(entries, results, strict=True):
+    for entry, result in zip(entries, staged.results, strict=True):
         if isinstance(result, RequestError):
             entry.refuse(result)
             continue
         entry.value = result
-        entry.stage_s = stage_s
-        entry.batch_size = batch_size
+        entry.went_through(staged.cost)
         yield entry
 
 

@@ -84,6 +84,12 @@ def usable_key(key: SecretStr) -> SecretStr:
     return key
 
 
+def prepare_allocator() -> None:
+    """Let torch's allocator on GPUs grow its segments, unless the user chose; before its import."""
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
 def available_cpus() -> int:
     """Return the CPUs this process may use: its affinity, capped by the cgroup quota (v2, v1)."""
     try:
@@ -125,6 +131,8 @@ class Settings(BaseSettings):
     """A transformers pipeline task; by default what the model was saved for."""
     revision: Annotated[str | None, alias("revision")] = None
     """Branch, tag or commit of a hub model."""
+    allow_pickle: bool = False
+    """Load pickled weights where there are no safetensors; a pickle can run any code."""
     trust_remote_code: Annotated[bool, alias("trust_remote_code")] = False
     """Run Python code that comes with the model."""
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?|xpu(:\d+)?)$")
@@ -160,7 +168,9 @@ class Settings(BaseSettings):
     drain_timeout_s: float = Field(30.0, ge=0, le=86400)
     """How long a stopping server may take to finish what it admitted."""
     watchdog_s: float = Field(120.0, gt=0)
-    """Age of a call of the model beyond which /livez answers 503."""
+    """Age of a call of the model beyond which /livez answers 503 and the process ends."""
+    memory_check_batches: int = Field(1000, ge=1)
+    """Batches after which a GPU's memory is looked at, and emptied of what nothing uses."""
     num_threads: int = Field(default_factory=available_cpus, ge=1, le=1024)
     """Intra-op threads of torch."""
     log_format: Literal["text", "json"] = "text"

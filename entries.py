@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from errors import ClientGone, RequestError
-from stages import Piece
+from stages import Cost, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,9 @@ class Response:
         output: What the pipeline returns for this input.
         tokens: Length of the input in tokens.
         queue_ms: Time from admission until a batch took the input.
-        inference_ms: Time of the forward pass and the making of its answers.
+        prepare_ms: Time in which the batch was tokenised.
+        inference_ms: Time of the forward pass.
+        finish_ms: Time in which the answers of the batch were written.
         batch_size: Inputs in that forward pass.
     """
 
@@ -32,7 +34,9 @@ class Response:
     output: Any
     tokens: int
     queue_ms: float
+    prepare_ms: float
     inference_ms: float
+    finish_ms: float
     batch_size: int
 
 
@@ -90,8 +94,8 @@ class Entry:
     Attributes:
         value: The (input, parameters) pair, then what the model made of it.
         taken_at: When a batch took it.
-        stage_s: Duration of the last call of the model that it went through.
-        batch_size: Inputs in that call.
+        prepare_s, forward_s, finish_s: What the calls took that it went through.
+        batch_size: Inputs in the last of them.
     """
 
     request: Request
@@ -99,12 +103,21 @@ class Entry:
     value: Any
     enqueued_at: float
     taken_at: float = 0.0
-    stage_s: float = 0.0
+    prepare_s: float = 0.0
+    forward_s: float = 0.0
+    finish_s: float = 0.0
     batch_size: int = 0
 
     def is_wanted(self, now: float) -> bool:
         """Tell whether anybody still waits for the answer."""
         return not self.request.closed and now < self.request.deadline
+
+    def went_through(self, cost: Cost) -> None:
+        """Note a call of the model that it went through with others."""
+        self.prepare_s += cost.prepare_s
+        self.forward_s += cost.forward_s
+        self.finish_s += cost.finish_s
+        self.batch_size = cost.inputs
 
     def answer(self, output: Any, tokens: int) -> None:
         """Send `output` to the request."""
@@ -113,7 +126,9 @@ class Entry:
             output,
             tokens,
             queue_ms=(self.taken_at - self.enqueued_at) * 1000,
-            inference_ms=self.stage_s * 1000,
+            prepare_ms=self.prepare_s * 1000,
+            inference_ms=self.forward_s * 1000,
+            finish_ms=self.finish_s * 1000,
             batch_size=self.batch_size,
         )
         self.request.responses.put_nowait(response)

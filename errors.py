@@ -29,10 +29,12 @@ class RequestError(Exception):
 
     Attributes:
         error_type: The `error_type` of the JSON body.
+        outcome: What metrics and logs call such an end.
         index: Which input of a list is at fault; None: the request as a whole, or its only input.
     """
 
     error_type = "validation"
+    outcome = "invalid"
     index: int | None = None
 
     def __str__(self) -> str:
@@ -79,20 +81,24 @@ class ModelFailed(RequestError):
     """The model raised on this input."""
 
     error_type = "backend"
+    outcome = "failed"
 
 
 class Unavailable(RequestError):
     """The request may succeed later.
 
     Attributes:
+        reason: In one word, for metrics.
         retry_after_s: When to come back, in whole seconds.
     """
 
     error_type = "unhealthy"
+    outcome = "rejected"
 
-    def __init__(self, text: str, retry_after_s: int = 1) -> None:
+    def __init__(self, text: str, retry_after_s: int = 1, reason: str = "") -> None:
         """Tell why and when to come back."""
         super().__init__(text)
+        self.reason = reason
         self.retry_after_s = retry_after_s
 
 
@@ -110,10 +116,13 @@ class DeadlinePassed(RequestError):
     """The answer would come too late."""
 
     error_type = "timeout"
+    outcome = "expired"
 
 
 class ClientGone(RequestError):
     """The client hung up; nobody is left to answer."""
+
+    outcome = "cancelled"
 
 
 class LoadError(Exception):

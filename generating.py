@@ -21,7 +21,7 @@ from functools import partial
 
 from entries import Entry
 from errors import NotServing, RequestError
-from queueing import RequestQueue
+from queueing import RequestQueue, State
 from stages import Generator, Output, Piece
 
 logger = logging.getLogger(__name__)
@@ -108,12 +108,16 @@ class Generation:
         self._leave(entry)
         if isinstance(event, Output):
             now = asyncio.get_running_loop().time()
-            entry.stage_s = now - entry.taken_at
+            entry.forward_s = now - entry.taken_at
             self._queue.record_drain(1, now - max(entry.taken_at, self._ended_at))
             self._ended_at = now
+            self._queue.metrics.count_generated(event.value)
             entry.answer(event.value, event.tokens)
         elif self._model.broken:
-            entry.refuse(NotServing("the model broke and starts anew", self._queue.retry_after_s()))
+            retry_after_s = self._queue.retry_after_s()
+            entry.refuse(
+                NotServing("the model broke and starts anew", retry_after_s, State.RECOVERING)
+            )
             self._note_break()
         else:
             entry.refuse(event)

@@ -15,10 +15,11 @@ from typing import NoReturn
 import uvicorn
 
 from batching import Worker
-from queueing import RequestQueue
+from queueing import RequestQueue, State
 
 logger = logging.getLogger(__name__)
 
+WATCH_EVERY_S = 1.0
 FLUSH_S = 0.5  # time for the last answers to leave the process
 
 
@@ -51,6 +52,15 @@ class Supervisor:
             self.exit_code = 1
             self._stop()
 
+    def watch(self, worker: Worker) -> None:
+        """End the process when a call of the model hangs: nothing else can end the call."""
+        if worker.alive() or self._queue.state is State.DEAD:
+            self._loop.call_later(WATCH_EVERY_S, self.watch, worker)
+            return
+        logger.critical("the model makes no progress: the process ends")
+        self._queue.close()
+        self._loop.call_later(FLUSH_S, end_process, 1)
+
     def _stop(self) -> None:
         logger.info("stopping: %d requests have no answer yet", len(self._queue.in_flight))
         self._queue.stop_admitting()
@@ -75,7 +85,8 @@ def supervise(
 
     A first SIGTERM or SIGINT stops admission and lets uvicorn shut down: exit code 0. A second one
     ends the process at once. What has no answer after `drain_timeout_s` is refused: exit code 1.
-    When `worker_task`, which runs `worker.run()`, fails, the process ends with exit code 1.
+    When `worker_task`, which runs `worker.run()`, fails, or a call of the model hangs, the process
+    ends with exit code 1.
     """
     server = _uvicorn_server()
     if server is None:
@@ -85,6 +96,7 @@ def supervise(
     worker_task.add_done_callback(supervisor.on_worker_end)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.on_signal)
+    supervisor.watch(worker)
     yield
     if supervisor.exit_code or worker.busy_since is not None:
         end_process(supervisor.exit_code)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from config import Settings
 from entries import Entry, Part, Request, Response
 from errors import DeadlinePassed, NotServing, Overloaded, RequestError
+from metrics import Metrics
 
 RETRY_AFTER_MAX_S = 30
 TOO_LATE = "the deadline passed before the answer was ready"
@@ -38,12 +39,14 @@ class RequestQueue:
         state: Requests are admitted only when ready.
         depth: Inputs that wait to be taken, without those of requests that were given up.
         in_flight: Admitted requests that have not got their answer.
+        metrics: Count what happens to requests.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.state = State.LOADING
         self.depth = 0
         self.in_flight: set[Request] = set()
+        self.metrics = metrics
         self._max_depth = settings.max_queue_size
         self._entries: asyncio.Queue[Entry] = asyncio.Queue()
         self._idle = asyncio.Event()
@@ -120,6 +123,7 @@ class RequestQueue:
         entry.request.waiting.remove(entry)
         self.depth -= 1
         entry.taken_at = asyncio.get_running_loop().time()
+        self.metrics.queue_duration.observe(entry.taken_at - entry.enqueued_at)
 
     def record_drain(self, inputs: int, seconds: float) -> None:
         """Learn the drain rate from a batch of `inputs` that took `seconds`."""
@@ -143,10 +147,10 @@ class RequestQueue:
         """Return that there is no room for so many inputs, or None: there is, or nothing serves."""
         if self.state is not State.READY or self.depth + inputs <= self._max_depth:
             return None
-        return Overloaded("the queue is full", self.retry_after_s())
+        return Overloaded("the queue is full", self.retry_after_s(), "queue_full")
 
     def _not_serving(self) -> NotServing:
-        return NotServing(f"the server is {self.state}", self.retry_after_s())
+        return NotServing(f"the server is {self.state}", self.retry_after_s(), self.state)
 
     def start_admitting(self) -> None:
         """Admit requests, unless the server is already on its way out."""

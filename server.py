@@ -24,8 +24,9 @@ import errors
 from api import endpoints, http, openai, openapi
 from api.tasks import FORMATS
 from batching import Worker
-from config import ConfigurationError, Settings, load_settings
+from config import ConfigurationError, Settings, load_settings, prepare_allocator
 from lifecycle import supervise
+from metrics import CONTENT_TYPE, Metrics
 from queueing import RequestQueue
 from service import Service, model_info, service
 from stages import Generator, Model
@@ -65,6 +66,7 @@ LINKS = {
     "health": "/health",
     "live": "/livez",
     "ready": "/readyz",
+    "metrics": "/metrics",
 }
 
 
@@ -120,6 +122,11 @@ async def info(request: HTTPRequest) -> Response:
     return JSONResponse(about)
 
 
+async def scrape(request: HTTPRequest) -> Response:
+    """Write the metrics for Prometheus."""
+    return Response(service(request).queue.metrics.written(), media_type=CONTENT_TYPE)
+
+
 async def openapi_document(request: HTTPRequest) -> Response:
     """Describe what is served."""
     model = model_info(request)
@@ -142,9 +149,9 @@ async def docs(_request: HTTPRequest) -> Response:
 
 
 async def on_request_error(request: HTTPRequest, error: Exception) -> Response:
-    """Answer a `RequestError`; leave the cause for the log."""
+    """Answer a `RequestError`; leave it for log and metrics."""
     assert isinstance(error, errors.RequestError)
-    request.state.cause = str(error)
+    request.state.error = error
     return refusal(service(request).settings, request.scope["path"], error)
 
 
@@ -178,7 +185,7 @@ async def on_http_error(request: HTTPRequest, error: Exception) -> Response:
 
 async def on_disconnect(request: HTTPRequest, _error: Exception) -> Response:
     """End a request whose client left before its body had come; the response goes nowhere."""
-    request.state.cause = "the client hung up"
+    request.state.error = errors.ClientGone("the client hung up")
     return Response(status_code=STATUS[errors.ClientGone])
 
 
@@ -199,12 +206,14 @@ def create_app(
         settings: All of its options.
         load: Returns the model, in the model thread; None: the pipeline that `settings` names.
     """
+    metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        queue = RequestQueue(settings)
+        queue = RequestQueue(settings, metrics)
         worker = Worker(settings, queue, load or partial(load_pipeline, settings))
-        app.state.service = Service(settings, queue, worker)
+        app.state.service = behind = Service(settings, queue, worker)
+        metrics.watch(behind.readings, behind.model_labels)
         task = asyncio.create_task(worker.run(), name="worker")
         with supervise(queue, worker, task, settings.drain_timeout_s):
             yield
@@ -230,12 +239,18 @@ def create_app(
             *(Route(path, ready) for path in ("/health", "/readyz", "/ping")),
             Route("/livez", live),
             Route("/info", info),
+            Route("/metrics", scrape),
             Route("/openapi.json", openapi_document),
             Route("/docs", docs),
         ],
         middleware=[
-            Middleware(http.Door, paths=endpoints.INFERENCE, refusal=partial(refusal, settings)),
-            Middleware(RequestLog),
+            Middleware(
+                http.Door,
+                paths=endpoints.INFERENCE,
+                refusal=partial(refusal, settings),
+                metrics=metrics,
+            ),
+            Middleware(RequestLog, paths=endpoints.INFERENCE, metrics=metrics),
             Middleware(http.Connections),
         ],
         exception_handlers={
@@ -252,6 +267,7 @@ def create_app(
 
 def load_pipeline(settings: Settings) -> Model | Generator:
     """Import torch and load the model, in the model thread: the port is open long before."""
+    prepare_allocator()
     from inference.loading import load
 
     return load(settings)

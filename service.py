@@ -10,7 +10,10 @@ from starlette.requests import Request as HTTPRequest
 
 from batching import Worker
 from config import Settings
-from queueing import RequestQueue
+from queueing import RequestQueue, State
+from stages import Generator
+
+LABELS = ("model_id", "revision", "task", "dtype", "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,24 @@ class Service:
     settings: Settings
     queue: RequestQueue
     worker: Worker
+
+    def readings(self) -> Mapping[str, float]:
+        """Return how things stand, by the name of the gauge that shows it."""
+        model = self.worker.model
+        load = dict(model.load) if isinstance(model, Generator) else {}
+        return {
+            "queue_size": self.queue.depth,
+            "in_flight": len(self.queue.in_flight),
+            "ready": self.queue.state is State.READY,
+            "max_batch_size": self.worker.limit.size,
+            **(model.memory.usage() if model else {}),
+            **load,
+        }
+
+    def model_labels(self) -> Mapping[str, str]:
+        """Return what tells models apart."""
+        facts = self.worker.model.info if self.worker.model else {}
+        return {name: str(facts.get(name) or "") for name in LABELS}
 
 
 def service(request: HTTPRequest) -> Service:

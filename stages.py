@@ -5,8 +5,9 @@ Nothing here knows of requests, the queue or the event loop: values go in, value
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from errors import RequestError
@@ -100,6 +101,69 @@ class Generated:
     tokens: Sequence[Token] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a forward pass took.
+
+    Attributes:
+        forward_s: Seconds in the model itself.
+        tokens: That it computed, padding included.
+    """
+
+    forward_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a call in the model thread took; 0 where there was none of it.
+
+    Attributes:
+        prepare_s: To validate and tokenise.
+        forward_s: In the model itself.
+        finish_s: To write the answers.
+        inputs: In the forward pass.
+        tokens: Of these inputs.
+        computed_tokens: Of the forward pass, padding included.
+    """
+
+    prepare_s: float = 0.0
+    forward_s: float = 0.0
+    finish_s: float = 0.0
+    inputs: int = 0
+    tokens: int = 0
+    computed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a call in the model thread made of its inputs.
+
+    Attributes:
+        results: One for each; a `RequestError` refuses it.
+        cost: Of the call.
+    """
+
+    results: Sequence[Any]
+    cost: Cost
+
+
+class Memory(Protocol):
+    """The memory of the device of a model. But for `usage`, called in the model thread."""
+
+    def usage(self) -> Mapping[str, float]:
+        """Return bytes by the name of their gauge."""
+
+    def is_short(self, error: BaseException) -> bool:
+        """Tell whether `error` says that there was not enough of it."""
+
+    def release(self, error: BaseException) -> None:
+        """Let go of what the call that ended in `error` still holds."""
+
+    def tidy(self) -> None:
+        """Give fragmented memory back; called between batches, now and then."""
+
+
 class Model(Protocol):
     """What the worker needs of a model. `prepare` and `run` are called in the model thread.
 
@@ -114,6 +178,14 @@ class Model(Protocol):
     @property
     def pads(self) -> bool:
         """Whether a batch costs as if each of its inputs were as long as the longest."""
+
+    @property
+    def spent(self) -> Spent:
+        """What the last `run` took."""
+
+    @property
+    def memory(self) -> Memory:
+        """Of its device."""
 
     def prepare(
         self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]
@@ -139,6 +211,10 @@ class Generator(Protocol):
     @property
     def load(self) -> Mapping[str, float]:
         """JSON-ready numbers: how much runs, how full the cache is, what has been done so far."""
+
+    @property
+    def memory(self) -> Memory:
+        """Of its device."""
 
     @property
     def broken(self) -> bool:
@@ -179,28 +255,49 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
         return error
 
 
+def prepare(model: Model | Generator, values: list[Any]) -> Staged:
+    """Prepare inputs."""
+    started = time.perf_counter()
+    prepared = _checked(model.prepare(values), values)
+    return Staged(prepared, Cost(prepare_s=time.perf_counter() - started))
+
+
 def prepare_and_run(
     model: Model, split: Callable[[Sequence[Prepared]], list[list[int]]], values: list[Any]
-) -> list[Any]:
+) -> Staged:
     """Prepare a batch and, if it needs no more than one forward pass, run it.
 
     In one call, since each return to the event loop waits behind the requests that it handles.
     """
-    prepared = _checked(model.prepare(values), values)
-    valid = [value for value in prepared if not isinstance(value, RequestError)]
+    staged = prepare(model, values)
+    valid = [value for value in staged.results if not isinstance(value, RequestError)]
     if len(split(valid)) != 1:
-        return prepared
-    outputs = iter(run(model, valid))
-    return [value if isinstance(value, RequestError) else next(outputs) for value in prepared]
+        return staged
+    ran = run(model, valid)
+    outputs = iter(ran.results)
+    return Staged(
+        [value if isinstance(value, RequestError) else next(outputs) for value in staged.results],
+        replace(ran.cost, prepare_s=staged.cost.prepare_s),
+    )
 
 
-def run(model: Model, prepared: list[Any]) -> list[Any]:
+def run(model: Model, prepared: list[Any]) -> Staged:
     """Run one forward pass."""
+    started = time.perf_counter()
     outputs = _checked(model.run(prepared), prepared)
-    return [
+    total_s, spent = time.perf_counter() - started, model.spent
+    results = [
         output if isinstance(output, RequestError) else Output(output, each.tokens)
         for output, each in zip(outputs, prepared, strict=True)
     ]
+    cost = Cost(
+        forward_s=spent.forward_s,
+        finish_s=max(0.0, total_s - spent.forward_s),
+        inputs=len(prepared),
+        tokens=sum(each.tokens for each in prepared),
+        computed_tokens=spent.tokens,
+    )
+    return Staged(results, cost)
 
 
 def _checked(results: Sequence[Any], values: list[Any]) -> list[Any]:

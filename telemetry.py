@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
-from collections.abc import MutableMapping
+from collections.abc import Collection, MutableMapping
 from datetime import UTC, datetime
 from random import getrandbits
 from typing import Any
 
+import pydantic_core
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from config import Settings
+from metrics import Metrics, outcome_of
 
 logger = logging.getLogger(__name__)
 
 TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 # Visible ASCII: cannot break a header or a log line.
 USABLE_ID = re.compile(rb"[!-~]{1,128}")
+TRACEPARENT = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-[0-9a-f]{2}(-|$)"
+)
 
 
 class JsonFormatter(logging.Formatter):
@@ -36,7 +40,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return pydantic_core.to_json(line, fallback=str).decode()
 
 
 def configure_logging(settings: Settings) -> None:
@@ -60,14 +64,30 @@ def request_id(scope: Scope) -> str:
     return given.decode() if USABLE_ID.fullmatch(given) else f"{getrandbits(128):032x}"
 
 
-class RequestLog:
-    """ASGI middleware: an id for every request, the client's own if usable, and a line in the log.
+def trace(scope: Scope) -> dict[str, str]:
+    """Return the ids of the trace that a request belongs to; none if it names none (W3C)."""
+    given = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
+    match = TRACEPARENT.match(given)
+    if not match or match["trace"] == b"0" * 32 or match["span"] == b"0" * 16:
+        return {}
+    return {"trace_id": match["trace"].decode(), "parent_span_id": match["span"].decode()}
 
-    Successful GETs and refused probes are logged at level debug.
+
+class RequestLog:
+    """ASGI middleware: an id for every request, a line in the log, and of inference the metrics.
+
+    What it tells is in the request's state: the handler of an error leaves it as `error`, a route
+    leaves `facts` about the answer. Successful GETs and refused probes are logged at level debug.
+
+    Args:
+        paths: Of inference.
+        metrics: Count it.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, paths: Collection[str], metrics: Metrics) -> None:
         self._app = app
+        self._paths = paths
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Put `request_id` into the request's state; add x-request-id and x-total-time (ms)."""
@@ -77,36 +97,50 @@ class RequestLog:
         started = time.perf_counter()
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request_id(scope)
+        status = 500  # unless there is an answer
 
         async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                total_ms = (time.perf_counter() - started) * 1000
+                status = message["status"]
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", state["request_id"].encode()),
-                    (b"x-total-time", b"%.1f" % total_ms),
+                    (b"x-total-time", b"%.1f" % ((time.perf_counter() - started) * 1000)),
                 ]
-                _log(scope, message["status"], total_ms)
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            seconds = time.perf_counter() - started
+            if scope["path"] in self._paths and scope["method"] == "POST":
+                self._metrics.count_request(status, state.get("error"), seconds)
+            _log(scope, status, seconds * 1000)
 
 
 def _log(scope: Scope, status: int, total_ms: float) -> None:
-    """Write the line of one request; the handler of its error may have left a `cause`."""
+    """Write the line of one request."""
     quiet = scope["method"] in ("GET", "HEAD") and (status < 400 or status == 503)
     level = logging.DEBUG if quiet else logging.INFO
     if not logger.isEnabledFor(level):
         return
+    state = scope["state"]
+    error = state.get("error")
     facts = {
-        "request_id": scope["state"]["request_id"],
+        "request_id": state["request_id"],
+        **trace(scope),
         "method": scope["method"],
         "path": scope["path"],
         "status": status,
+        "outcome": outcome_of(status, error),
         "total_ms": round(total_ms, 1),
+        **state.get("facts", {}),
     }
     text = "request %(request_id)s: %(method)s %(path)r %(status)d in %(total_ms).1f ms"
-    if "cause" in scope["state"]:
-        facts["cause"] = scope["state"]["cause"]
+    if "facts" in state:
+        text += ": queue %(queue_ms).1f, inference %(inference_ms).1f, batch of %(batch_size)d"
+    if error is not None:
+        facts["cause"] = str(error)
         text += " %(cause)s"
     logger.log(level, text, facts, extra={"facts": facts})

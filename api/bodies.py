@@ -118,6 +118,20 @@ def timing(responses: Sequence[Response]) -> dict[str, str]:
     }
 
 
+def facts(responses: Sequence[Response]) -> dict[str, float]:
+    """Return what the log tells of an answer: of a list the longest times, and all tokens."""
+    slowest = max(responses, key=lambda response: response.inference_ms)
+    return {
+        "queue_ms": round(max(response.queue_ms for response in responses), 1),
+        "prepare_ms": round(slowest.prepare_ms, 1),
+        "inference_ms": round(slowest.inference_ms, 1),
+        "finish_ms": round(slowest.finish_ms, 1),
+        "batch_size": slowest.batch_size,
+        "inputs": len(responses),
+        "input_tokens": sum(response.tokens for response in responses),
+    }
+
+
 def to_json(value: Any) -> bytes:
     """Write `value` as JSON.
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 import errors
 from api import http, huggingface, openai, openai_text, tgi
+from api.bodies import facts
 from api.events import HEARTBEAT_S, Dialect, EventStream
 from api.openai_writers import ChatWriter, Writer
 from api.tasks import FORMATS
@@ -118,7 +119,9 @@ async def _submit(
     """Put the inputs on the queue and wait for the answers, or for the client to leave."""
     pending = Request(inputs, parameters, deadline, request.state.request_id)
     with http.watching(request, pending):
-        return await service(request).queue.submit(pending)
+        responses = await service(request).queue.submit(pending)
+    request.state.facts = facts(responses)
+    return responses
 
 
 async def _stream(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, MutableMapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Protocol, TypeAlias
 
 from starlette.responses import Response as HTTPResponse
 from starlette.types import Receive, Scope, Send
 
-from api.bodies import to_json
+from api.bodies import facts, to_json
 from entries import Part, Response
 from errors import ClientGone, RequestError
 
@@ -67,24 +67,28 @@ class EventStream(HTTPResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the head, then each event as it comes."""
         head = {"status": self.status_code, "headers": self.raw_headers}
-        async with aclosing(self._rest), aclosing(self._written()) as events:
+        state = scope["state"]
+        async with aclosing(self._rest), aclosing(self._written(state)) as events:
             with self._watch:
                 await send({"type": "http.response.start", **head})
                 async for event in events:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body"})
 
-    async def _written(self) -> AsyncGenerator[bytes]:
+    async def _written(self, state: MutableMapping[str, Any]) -> AsyncGenerator[bytes]:
+        """Yield the events; leave in the request's state what the log is to tell of them."""
         try:
             yield _events(self._dialect.opening())
             yield self._one(self._first)
             async for each in self._rest:
+                if isinstance(each, Response):
+                    state["facts"] = facts([each])
                 yield self._one(each)
             yield _events(self._dialect.closing()) + DONE
-        except ClientGone:
-            return
         except RequestError as error:
-            yield _events([self._dialect.failure(error)])
+            state["error"] = error
+            if not isinstance(error, ClientGone):
+                yield _events([self._dialect.failure(error)])
 
     def _one(self, each: Response | Part | None) -> bytes:
         if each is None:

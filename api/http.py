@@ -16,6 +16,7 @@ import telemetry
 from config import Settings
 from entries import Request
 from errors import DeadlinePassed, Overloaded, Rejected, TooLarge, Unauthorized, UnsupportedType
+from metrics import Metrics
 from queueing import State
 
 logger = logging.getLogger(__name__)
@@ -78,14 +79,20 @@ class Door:
     Args:
         paths: Of inference.
         refusal: Makes the answer to `Overloaded` at a path.
+        metrics: Count the refusals.
     """
 
     def __init__(
-        self, app: ASGIApp, paths: Collection[str], refusal: Callable[[str, Overloaded], Response]
+        self,
+        app: ASGIApp,
+        paths: Collection[str],
+        refusal: Callable[[str, Overloaded], Response],
+        metrics: Metrics,
     ) -> None:
         self._app = app
         self._paths = paths
         self._refusal = refusal
+        self._metrics = metrics
         self._refused = 0
         self._answers: dict[tuple[str, int], Response] = {}  # seconds until a retry are few
 
@@ -107,6 +114,7 @@ class Door:
             response = self._answers[key] = self._refusal(key[0], overloaded)
         headers = [*response.raw_headers, (b"x-request-id", request_id.encode())]
         status = response.status_code
+        self._metrics.count_request(status, overloaded, 0.0)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
 

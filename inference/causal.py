@@ -20,6 +20,7 @@ from inference.generation import GenerationModel
 from inference.joining import join
 from inference.prompts import Rules
 from inference.sampling import Settings
+from inference.sources import Source
 
 logger = logging.getLogger(__name__)
 
@@ -36,26 +37,24 @@ UNBOUNDED = 1_000_000  # tokenizers state huge limits when they know none
 
 
 def load(
-    source: str,
+    source: Source,
     config: PretrainedConfig,
     about: Mapping[str, Any],
     settings: ServerSettings,
-    common: Mapping[str, Any],
 ) -> GenerationModel:
     """Return the model at `source`.
 
     Args:
-        source: Hub id or folder.
+        source: Its files.
         config: Of the model.
         about: Facts for /info; at least device and dtype.
         settings: Of the server.
-        common: Arguments of every download.
 
     Raises:
         ValueError: The weights lack something, or the engine has no use for the model.
     """
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source, **common)
-    model = _weights(source, config, about, settings, common)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source.path, **source.common)
+    model = _weights(source, config, about, settings)
     context = _context(model, tokenizer, settings.cache_tokens)
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:  # one such token would break the engine
@@ -94,19 +93,18 @@ def load(
 
 
 def _weights(
-    source: str,
+    source: Source,
     config: PretrainedConfig,
     about: Mapping[str, Any],
     settings: ServerSettings,
-    common: Mapping[str, Any],
 ) -> PreTrainedModel:
     dtype = "float32" if about["dtype"] == "int8" else about["dtype"]
     placed = {"device_map": settings.device_map} if settings.device_map else {}
     model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-        source,
+        source.path,
         config=config,
         output_loading_info=True,
-        **{"dtype": dtype, **placed, **common, **settings.model_kwargs},
+        **{"dtype": dtype, **placed, **source.weights, **settings.model_kwargs},
     )
     if missing := sorted(loading["missing_keys"]):
         raise ValueError(f"the weights lack {', '.join(missing[:3])}: no causal language model")

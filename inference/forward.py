@@ -76,11 +76,15 @@ class Forward:
         plan: Lays a batch out.
         split: Run the encoder, then the head on the wanted tokens; otherwise the model as it is.
         position_offset: The position id of a first token; packed rows need it.
+
+    Attributes:
+        computed_tokens: Of the last batch, padding included; 0: the model does not tell.
     """
 
     def __init__(
         self, model: PreTrainedModel, plan: Plan, *, split: bool = True, position_offset: int = 0
     ) -> None:
+        self.computed_tokens = 0
         self._model = model
         self._plan = plan
         self._encoder = model.base_model if split else model
@@ -92,6 +96,7 @@ class Forward:
 
     def encode(self, batch: Sequence[Encoded]) -> torch.Tensor:
         """Return what the head needs: [wanted tokens of the batch, width], in order."""
+        self.computed_tokens = 0
         found: list[torch.Tensor] = []
         order: list[int] = []
         for block in self._plan([encoded.tokens for encoded in batch]):
@@ -101,6 +106,7 @@ class Forward:
             else:
                 hidden = self._encoder(**self._arguments(block, batch, packed))[0]
             if hidden.dim() == 3:  # else the whole model gave one output for each input
+                self.computed_tokens += hidden.shape[0] * hidden.shape[1]
                 hidden = hidden.flatten(0, 1)[_wanted(block, batch, hidden.shape[1])]
             found.append(hidden)
             order += [index for row in block for index in row]

@@ -18,6 +18,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from errors import ModelFailed, RequestError
 from inference.detokenizing import Detokenizer, StopStrings
 from inference.engine import Engine
+from inference.memory import DeviceMemory
 from inference.prompts import Prompt, Prompts, Rules
 from inference.sampling import Sampler
 from stages import Generated, Output, Piece, Token
@@ -95,6 +96,7 @@ class GenerationModel:
         about: Mapping[str, Any],
     ) -> None:
         self.info = about
+        self.memory = DeviceMemory(about["device"])
         self._decode = decoding(deepcopy(tokenizer))  # `prepare` runs in another thread
         self._special = frozenset(tokenizer.all_special_ids)
         self._prompts = Prompts(tokenizer, rules)

@@ -6,14 +6,12 @@ import gc
 import logging
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import PretrainedConfig
 from transformers.pipelines.base import Pipeline
-from transformers.utils import cached_file
 
 from config import Settings
 from errors import LoadError
@@ -23,11 +21,12 @@ from inference.classification import (
     TokenClassification,
     ZeroShotClassification,
 )
-from inference.embedding import EmbeddingConfig, FeatureExtraction, read_config
+from inference.embedding import FeatureExtraction, read_config
 from inference.examples import examples
 from inference.fill_mask import FillMask
 from inference.joining import join
 from inference.pipeline import PipelineModel, max_input_tokens
+from inference.sources import Source, source_of
 from inference.stacking import Stacked
 from inference.tasks import pipeline_of, task_of
 from inference.text import TextTask
@@ -38,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 LOGGERS = ("transformers", "huggingface_hub", engine.LOGGER)
 SWITCH_INTERVAL_S = 0.0001
-ROOT = Path(__file__).parent.parent
 TEXT_TASKS: dict[str, Callable[[Pipeline], TextTask]] = {
     "fill-mask": FillMask,
     "text-classification": TextClassification,
@@ -71,15 +69,16 @@ def load(settings: Settings) -> Model | Generator:
     except Exception as error:
         logger.debug("loading failed", exc_info=error)
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        if "safetensors" in reason and not settings.allow_pickle:
+            reason += " (ALLOW_PICKLE=true loads pickled weights too: only if you trust them)"
         raise LoadError(f"cannot load model {settings.model_id!r}: {reason}") from error
     logger.info("serving %s", ", ".join(f"{name}={fact}" for name, fact in model.info.items()))
     return model
 
 
 def _load(settings: Settings) -> Model | Generator:
-    source = _source(settings.model_id)
-    common = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
-    config = transformers.AutoConfig.from_pretrained(source, **common)
+    source = source_of(settings)
+    config = transformers.AutoConfig.from_pretrained(source.path, **source.common)
     task = settings.task or task_of(config)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device, config)
@@ -91,8 +90,8 @@ def _load(settings: Settings) -> Model | Generator:
         "device": device,
     }
     if task == "text-generation":
-        return causal.load(source, config, about, settings, common)
-    pipeline = pipeline_of(task, source, device, config, common)
+        return causal.load(source, config, about, settings)
+    pipeline = pipeline_of(task, source, device, config)
     about |= {"architecture": type(pipeline.model).__name__, "device": str(pipeline.device)}
     if task in TEXT_TASKS or task == "feature-extraction":
         return _text_model(pipeline, source, about, settings)
@@ -120,7 +119,7 @@ def _whole_model(pipeline: Pipeline, about: dict[str, Any]) -> Model:
 
 
 def _text_model(
-    pipeline: Pipeline, source: str, about: dict[str, Any], settings: Settings
+    pipeline: Pipeline, source: Source, about: dict[str, Any], settings: Settings
 ) -> PipelineModel:
     """Return a model that packs texts, if packing is right for it."""
     words = len(pipeline.tokenizer)
@@ -130,7 +129,7 @@ def _text_model(
     max_tokens = max_input_tokens(pipeline)
     task: TextTask
     if pipeline.task == "feature-extraction":
-        embedding = _embedding_config(source, settings.revision)
+        embedding = read_config(source.file)
         max_tokens = min(filter(None, (max_tokens, embedding.max_tokens)), default=None)
         task = FeatureExtraction(pipeline, embedding)
     else:
@@ -140,20 +139,6 @@ def _text_model(
     model = PipelineModel(task, rung, max_tokens, settings.max_batch_tokens, facts)
     model.warm_up()
     return model
-
-
-def _embedding_config(source: str, revision: str | None) -> EmbeddingConfig:
-    def path(name: str) -> str | None:
-        found: str | None = cached_file(
-            source,
-            name,
-            revision=revision,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        return found
-
-    return read_config(path)
 
 
 def _rung(pipeline: Pipeline, dtype: str, everywhere: bool, max_tokens: int | None) -> ladder.Rung:
@@ -180,16 +165,6 @@ def _rung(pipeline: Pipeline, dtype: str, everywhere: bool, max_tokens: int | No
                 linear.lay_out(model)
         rung = ladder.check_close(rung, probes, reference, dtype)
     return ladder.as_graph(rung, probes)
-
-
-def _source(model_id: str) -> str:
-    """Return the folder of a local model, or the id of a hub model."""
-    for folder in (Path(model_id), ROOT / model_id):
-        if folder.is_dir():
-            return str(folder)
-    if model_id.startswith((".", "/", "~")):
-        raise ValueError("there is no such folder")
-    return model_id
 
 
 def _dtype(name: str, device: str, config: PretrainedConfig) -> str:

@@ -6,8 +6,10 @@ Everything here runs in the model thread.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ from transformers.pipelines.base import Pipeline
 from errors import ModelFailed, Rejected, RequestError
 from inference.forward import position_offset
 from inference.ladder import Rung
+from inference.memory import DeviceMemory
 from inference.text import PreparedInput, Stages, Text, TextTask
+from stages import Spent
 
 UNLIMITED = 10**9  # tokenizers without a maximum claim 10**30
 CHARACTERS_PER_TOKEN = 100  # no text of a language comes near
@@ -60,6 +64,8 @@ class PipelineModel:
         if max_tokens is not None:
             self._tokenizer.model_max_length = max_tokens  # what truncation cuts to
         self.pads = rung.pads
+        self.spent = Spent(0.0, 0)
+        self.memory = DeviceMemory(about["device"])
         self.info: Mapping[str, Any] = {
             **about,
             "max_input_tokens": max_tokens,
@@ -99,17 +105,31 @@ class PipelineModel:
         A number that is not finite reaches the batch mates in its row, so those without a finite
         answer run once more, alone.
         """
+        self._forward_s, self._computed_tokens = 0.0, 0
+        outputs = self._run(batch)
+        if len(batch) > 1:
+            outputs = [
+                self._run([prepared])[0] if isinstance(output, ModelFailed) else output
+                for prepared, output in zip(batch, outputs, strict=True)
+            ]
+        self.spent = Spent(self._forward_s, self._computed_tokens)
+        return outputs
+
+    def _run(self, batch: Sequence[PreparedInput]) -> list[Any]:
+        sequences = [encoded for prepared in batch for encoded in prepared.sequences]
         with torch.inference_mode():
-            hidden = self._forward.encode(
-                [encoded for prepared in batch for encoded in prepared.sequences]
-            )
-            outputs = self._task.answers(batch, hidden, self._forward.head)
-        if len(batch) == 1:
-            return outputs
-        return [
-            self.run([prepared])[0] if isinstance(output, ModelFailed) else output
-            for prepared, output in zip(batch, outputs, strict=True)
-        ]
+            hidden = self._timed(self._forward.encode, sequences)
+            self._computed_tokens += self._forward.computed_tokens
+            return self._task.answers(batch, hidden, partial(self._timed, self._forward.head))
+
+    def _timed(self, function: Callable[..., torch.Tensor], argument: Any) -> torch.Tensor:
+        """Call a part of the forward pass, and wait for it where it runs on another device."""
+        started = time.perf_counter()
+        tensor = function(argument)
+        if tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)
+        self._forward_s += time.perf_counter() - started
+        return tensor
 
     def warm_up(self) -> None:
         """Run a batch of one and of two, so that the first request finds everything allocated.

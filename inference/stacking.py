@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,10 +17,11 @@ from transformers.pipelines.base import Pipeline
 from transformers.utils import ModelOutput
 
 from errors import RequestError
+from inference.memory import DeviceMemory
 from inference.reading import Example, preprocess, read
 from inference.whole import or_refusal
 from inference.writing import written
-from stages import groups
+from stages import Spent, groups
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,8 @@ class Stacked:
     def __init__(self, pipeline: Pipeline, about: Mapping[str, Any]) -> None:
         self._pipeline = pipeline
         self.info = about
+        self.spent = Spent(0.0, 0)
+        self.memory = DeviceMemory(about["device"])
 
     def prepare(
         self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]
@@ -81,9 +85,12 @@ class Stacked:
 
     def run(self, batch: Sequence[Stackable]) -> list[Any]:
         """Return the pipeline's own output for each of `batch`, or why there is none."""
+        started = time.perf_counter()
+        outputs = self.outputs(batch)
+        self.spent = Spent(time.perf_counter() - started, sum(each.tokens for each in batch))
         return [
             or_refusal(self._answer, each, output)
-            for each, output in zip(batch, self.outputs(batch), strict=True)
+            for each, output in zip(batch, outputs, strict=True)
         ]
 
     def warm_up(self, tries: Sequence[Example]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import transformers
 from transformers import PretrainedConfig
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import Pipeline
+
+from inference.sources import Source
 
 # In this order a model's architecture is looked for; a later one may be more general.
 TASKS = (
@@ -48,9 +49,7 @@ def task_of(config: PretrainedConfig) -> str:
     raise ValueError(f"no task is known for {architecture}; set TASK")
 
 
-def pipeline_of(
-    task: str, source: str, device: str, config: PretrainedConfig, common: Mapping[str, Any]
-) -> Pipeline:
+def pipeline_of(task: str, source: Source, device: str, config: PretrainedConfig) -> Pipeline:
     """Return the pipeline, in float32.
 
     Raises:
@@ -61,30 +60,29 @@ def pipeline_of(
     if not fitting:  # Donut, for one, is for many tasks
         fitting = [getattr(transformers, (config.architectures or [""])[0], autos(task)[0])]
     model, loading = fitting[0].from_pretrained(
-        source, config=config, dtype="float32", output_loading_info=True, **common
+        source.path, config=config, dtype="float32", output_loading_info=True, **source.weights
     )
     if missing := sorted(loading["missing_keys"]):
         raise ValueError(f"the weights lack {', '.join(missing[:3])}: not a model for {task}")
     kind = getattr(transformers.pipelines, known["impl"].rsplit(".", 1)[-1])
     components = {
-        name: _component(name, source, getattr(kind, f"_load_{name}"), common)
+        name: _component(name, source, getattr(kind, f"_load_{name}"))
         for name in COMPONENTS
         if getattr(kind, f"_load_{name}") is not False
     }
-    return transformers.pipeline(task, model=model, device=device, **components, **common)
+    return transformers.pipeline(task, model=model, device=device, **components, **source.common)
 
 
-def _component(name: str, source: str, needed: bool | None, common: Mapping[str, Any]) -> Any:
+def _component(name: str, source: Source, needed: bool | None) -> Any:
     """Return what the pipeline is to use as its tokenizer, processor, …; None: it has none.
 
     Args:
         name: Of the component.
         source: Of the model.
         needed: None: only some models have it.
-        common: Arguments of every download.
     """
     try:
-        return COMPONENTS[name].from_pretrained(source, **common)
+        return COMPONENTS[name].from_pretrained(source.path, **source.common)
     except (OSError, ValueError, ImportError):
         if needed:
             raise

@@ -6,6 +6,7 @@ Runs in the model thread.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -15,8 +16,10 @@ import torch
 from transformers.pipelines.base import Pipeline, PipelineException
 
 from errors import Rejected, RequestError
+from inference.memory import DeviceMemory
 from inference.reading import Example, read
 from inference.writing import written
+from stages import Spent
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,8 @@ class OneByOne:
         self._pipeline = pipeline
         self._numbers = count()
         self.info = about
+        self.spent = Spent(0.0, 0)
+        self.memory = DeviceMemory(about["device"])
 
     def prepare(self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[Whole]:
         """Put each input in a group of its own."""
@@ -63,7 +68,10 @@ class OneByOne:
 
     def run(self, batch: Sequence[Whole]) -> list[Any]:
         """Return the pipeline's own output for each of `batch`, or why there is none."""
-        return [or_refusal(self._answer, each) for each in batch]
+        started = time.perf_counter()
+        outputs = [or_refusal(self._answer, each) for each in batch]
+        self.spent = Spent(time.perf_counter() - started, len(batch))
+        return outputs
 
     def warm_up(self, tries: Sequence[Example]) -> None:
         """Answer a decoded input.

@@ -21,7 +21,9 @@ from tests.fakes import FakeModel
 
 
 def slow() -> Starlette:
-    """Answer in upper case, BATCH_S seconds per batch; "die" ends the model thread."""
+    """Answer in upper case, BATCH_S seconds per batch; "die" ends the model thread, "hang" stops
+    it for a minute.
+    """
     batch_s = float(os.environ["BATCH_S"])
     ran = Path(os.environ["RAN"])
 
@@ -30,6 +32,8 @@ def slow() -> Starlette:
             file.write(json.dumps(texts) + "\n")
         if "die" in texts:
             raise SystemExit
+        if "hang" in texts:
+            time.sleep(60)
         time.sleep(batch_s)
 
     settings = load_settings()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from errors import ModelFailed, Rejected, RequestError
-from stages import Generated, Output, Piece, Token
+from stages import Generated, Output, Piece, Spent, Token
 
 Inputs = Sequence[tuple[Any, Mapping[str, Any]]]
 
@@ -18,6 +18,26 @@ class FakePrepared:
     text: str
     tokens: int
     group: str
+
+
+class FakeMemory:
+    """Is short when told so with a MemoryError."""
+
+    def __init__(self) -> None:
+        self.released: list[BaseException] = []
+        self.tidied = 0
+
+    def usage(self) -> Mapping[str, float]:
+        return {"gpu_memory_allocated_bytes": 7}
+
+    def is_short(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError)
+
+    def release(self, error: BaseException) -> None:
+        self.released.append(error)
+
+    def tidy(self) -> None:
+        self.tidied += 1
 
 
 @dataclass
@@ -31,6 +51,8 @@ class FakeModel:
     run_hook: Callable[[list[str]], None] = lambda texts: None
     batches: list[list[str]] = field(default_factory=list)
     pads: bool = True
+    memory: FakeMemory = field(default_factory=FakeMemory)
+    spent: Spent = field(default_factory=lambda: Spent(0.0, 0))
     info: Mapping[str, Any] = field(
         default_factory=lambda: {"model_id": "fake", "task": "fill-mask"}
     )
@@ -75,6 +97,7 @@ class FakeGenerator:
     running: dict[str, Callable[[Any], None]] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
     closed: bool = False
+    memory: FakeMemory = field(default_factory=FakeMemory)
     info: Mapping[str, Any] = field(
         default_factory=lambda: {"model_id": "fake", "task": "text-generation", "chat": True}
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import batching
-from batching import Batch, Worker
+from batching import Batch, BatchLimit, Worker
 from config import Settings
 from entries import Entry, Request
 from errors import (
@@ -22,6 +22,7 @@ from errors import (
     Overloaded,
     Rejected,
 )
+from metrics import Metrics
 from queueing import RequestQueue, State
 from tests.fakes import FakeModel, Gate
 
@@ -38,7 +39,7 @@ async def serving(
 ) -> AsyncIterator[tuple[RequestQueue, asyncio.Task[None]]]:
     """Run a worker around `model`; at the end all gauges must be back at zero."""
     options = Settings(**settings)
-    queue = RequestQueue(options)
+    queue = RequestQueue(options, Metrics())
     running = asyncio.create_task(Worker(options, queue, lambda: model).run())
     while queue.state is State.LOADING:
         await asyncio.sleep(0.001)
@@ -121,7 +122,7 @@ async def test_client_that_is_alone_need_not_wait() -> None:
 async def next_batch_of(enqueued_ago_s: list[float], **settings: Any) -> list[Entry]:
     """Build the batch that a worker makes of inputs queued so many seconds ago."""
     options = Settings(**settings)
-    queue = RequestQueue(options)
+    queue = RequestQueue(options, Metrics())
     queue.start_admitting()
     for ago in enqueued_ago_s:
         pending = request("x")
@@ -146,7 +147,7 @@ async def test_clients_of_a_large_batch_may_take_a_share_of_its_time_to_return(
 ) -> None:
     monkeypatch.setattr(batching, "RETURN_MAX_S", 5.0)
     options = Settings(batch_wait_ms=batch_wait_ms)
-    queue = RequestQueue(options)
+    queue = RequestQueue(options, Metrics())
     queue.start_admitting()
     worker = Worker(options, queue, FakeModel)
     now = asyncio.get_running_loop().time
@@ -161,7 +162,7 @@ async def test_clients_of_a_large_batch_may_take_a_share_of_its_time_to_return(
 
 async def test_clients_of_a_batch_of_minutes_get_no_more_than_the_bound_to_return() -> None:
     options = Settings()
-    queue = RequestQueue(options)
+    queue = RequestQueue(options, Metrics())
     queue.start_admitting()
     worker = Worker(options, queue, FakeModel)
     worker._last = Batch(size=4, taken_s=600.0, ended_at=asyncio.get_running_loop().time())
@@ -171,7 +172,7 @@ async def test_clients_of_a_batch_of_minutes_get_no_more_than_the_bound_to_retur
 
 async def test_late_arrivals_do_not_restart_the_deadline() -> None:
     options = Settings(batch_wait_ms=60)
-    queue = RequestQueue(options)
+    queue = RequestQueue(options, Metrics())
     queue.start_admitting()
     batch = asyncio.create_task(Worker(options, queue, FakeModel)._next_batch())
     while not batch.done():
@@ -200,7 +201,7 @@ async def test_full_queue_refuses_at_once_and_counts_inputs() -> None:
 
 
 async def test_retry_after_is_queued_inputs_over_the_drain_rate() -> None:
-    queue = RequestQueue(Settings())
+    queue = RequestQueue(Settings(), Metrics())
     assert queue.retry_after_s() == 1
     queue.record_drain(inputs=10, seconds=1.0)
     queue.depth = 42
@@ -318,7 +319,8 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError, MemoryError, StopIteration, TimeoutError, asyncio.CancelledError, Panic]
+    "error",
+    [RuntimeError, ArithmeticError, StopIteration, TimeoutError, asyncio.CancelledError, Panic],
 )
 @pytest.mark.parametrize("place", [0, 3, 6])
 async def test_model_error_is_bisected_to_the_culprit(
@@ -333,6 +335,54 @@ async def test_model_error_is_bisected_to_the_culprit(
     assert isinstance(answers.pop(place), ModelFailed)
     assert answers == [[f"T{number}"] for number in range(6)]
     assert [record.message for record in caplog.records] == ["request -: the model failed"]
+
+
+async def test_batch_that_is_too_large_for_the_memory_is_halved_and_the_next_are_smaller() -> None:
+    def hook(texts: list[str]) -> None:
+        if len(texts) > 3:
+            raise MemoryError
+
+    model = FakeModel(hook)
+    async with serving(model, batch_wait_ms=50, max_batch_size=8) as (queue, _):
+        for _ in range(2):
+            tasks = [asyncio.create_task(queue.submit(request(text))) for text in "abcdefgh"]
+            assert await outputs(tasks) == [[text.upper()] for text in "abcdefgh"]
+        metrics = queue.metrics.written().decode()
+    assert [len(batch) for batch in model.batches] == [2, 2, 2, 2, 2, 2, 2, 2]
+    assert "onequeue_out_of_memory_total 3.0" in metrics
+    assert "onequeue_batch_retries_total 3.0" in metrics
+    assert all(isinstance(error, MemoryError) for error in model.memory.released)
+
+
+async def test_input_that_is_too_large_for_the_memory_fails_alone() -> None:
+    async with serving(FakeModel(raise_on("huge", MemoryError))) as (queue, _):
+        with pytest.raises(ModelFailed, match=r"^the model ran out of memory on this input$"):
+            await queue.submit(request("huge"))
+        (response,) = await queue.submit(request("small"))
+        assert response.output == "SMALL"
+
+
+def test_limit_of_batches_recovers_in_steps() -> None:
+    limit = BatchLimit(32)
+    limit.shrink(20)
+    assert limit.size == 10
+    limit.shrink(1)
+    assert limit.size == 1
+    sizes = []
+    for _ in range(700):
+        limit.recover()
+        sizes.append(limit.size)
+    assert sizes[98:100] == [1, 2]
+    assert sizes[-1] == 32
+    assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
+
+
+async def test_memory_is_looked_at_now_and_then() -> None:
+    model = FakeModel()
+    async with serving(model, memory_check_batches=3) as (queue, _):
+        for _ in range(7):
+            await queue.submit(request("a"))
+    assert model.memory.tidied == 2
 
 
 async def test_wrong_number_of_results_answers_nobody_with_anothers_output(
@@ -392,7 +442,7 @@ async def test_failed_load_ends_the_worker(
     def load() -> FakeModel:
         raise error
 
-    queue = RequestQueue(Settings())
+    queue = RequestQueue(Settings(), Metrics())
     worker = Worker(Settings(), queue, load)
     assert worker.alive()
     with pytest.raises((LoadError, RuntimeError)):
@@ -406,7 +456,7 @@ async def test_failed_load_ends_the_worker(
 async def test_hung_call_is_not_alive() -> None:
     gate = Gate()
     options = Settings(watchdog_s=0.02)
-    queue = RequestQueue(options)
+    queue = RequestQueue(options, Metrics())
     worker = Worker(options, queue, lambda: FakeModel(gate))
     running = asyncio.create_task(worker.run())
     while queue.state is State.LOADING:
@@ -444,7 +494,7 @@ async def test_drain_that_takes_too_long_refuses_those_still_waiting() -> None:
 
 
 async def test_stopping_while_loading_never_admits() -> None:
-    queue = RequestQueue(Settings())
+    queue = RequestQueue(Settings(), Metrics())
     queue.stop_admitting()
     queue.start_admitting()
     with pytest.raises(NotServing, match="draining"):

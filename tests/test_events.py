@@ -15,7 +15,7 @@ from stages import Piece, Token
 
 pytestmark = pytest.mark.anyio
 PART = Part(0, Piece([Token(1, "a")], last=False))
-WHOLE = Response(0, "whole", 1, 0, 0, 1)
+WHOLE = Response(0, "whole", 1, 0, 0, 0, 0, 1)
 
 
 class Plain:
@@ -65,7 +65,7 @@ async def sent(source: Source, breaks_at: int = 100) -> bytes:
             raise OSError("the client is gone")
         messages.append(message)
 
-    await response({"type": "http"}, None, send)  # type: ignore[arg-type]
+    await response({"type": "http", "state": {}}, None, send)  # type: ignore[arg-type]
     assert messages[0]["type"] == "http.response.start"
     assert not messages[-1].get("more_body", False)
     return b"".join(message.get("body", b"") for message in messages)

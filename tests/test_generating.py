@@ -15,6 +15,7 @@ from batching import Worker
 from config import Settings
 from entries import Part, Request, Response
 from errors import ClientGone, DeadlinePassed, ModelFailed, NotServing, Overloaded, Rejected
+from metrics import Metrics
 from queueing import RequestQueue, State
 from tests.fakes import FakeGenerator
 
@@ -38,7 +39,7 @@ async def serving(
 ) -> AsyncIterator[tuple[RequestQueue, Worker]]:
     """Run a worker around `model`; at the end nothing may be left of any request."""
     options = Settings(**settings)
-    queue = RequestQueue(options)
+    queue = RequestQueue(options, Metrics())
     worker = Worker(options, queue, lambda: model)
     running = asyncio.create_task(worker.run())
     await until(lambda: queue.state is not State.LOADING)
@@ -229,7 +230,7 @@ async def test_a_model_that_cannot_be_made_whole_ends_the_worker() -> None:
 
     model = FakeGenerator(restart_hook=fail, broken=True)
     options = Settings()
-    queue = RequestQueue(options)
+    queue = RequestQueue(options, Metrics())
     task = asyncio.create_task(Worker(options, queue, lambda: model).run())
     await until(lambda: queue.state is State.READY)
     with pytest.raises(NotServing):

@@ -130,7 +130,7 @@ def test_bad_parameter_is_named(parameters: Any, text: str) -> None:
 
 @pytest.mark.anyio
 async def test_list_of_one_is_answered_with_a_list() -> None:
-    response = Response(0, [{"score": 1.0}], 3, queue_ms=1.04, inference_ms=2.0, batch_size=3)
+    response = Response(0, [{"score": 1.0}], 3, 1.04, 0, 2.0, 0, batch_size=3)
     listed = await respond(Call(["a"], {}, is_list=True), [response])
     single = await respond(Call(["a"], {}, is_list=False), [response])
     assert json.loads(bytes(listed.body)) == [[{"score": 1.0}]]
@@ -153,7 +153,7 @@ def nested() -> Any:
 )
 async def test_output_that_json_cannot_say_is_a_model_failure(output: Any) -> None:
     with pytest.raises(ModelFailed):
-        await respond(Call(["a"], {}, is_list=False), [Response(0, output, 1, 0, 0, 1)])
+        await respond(Call(["a"], {}, is_list=False), [Response(0, output, 1, 0, 0, 0, 0, 1)])
 
 
 def test_very_many_faults_are_not_collected_one_by_one() -> None:

@@ -236,7 +236,7 @@ async def test_large_bodies_are_looked_through_aside() -> None:
 
 @pytest.mark.anyio
 async def test_speech_is_answered_as_wav_or_json() -> None:
-    responses = [Response(0, {"audio": as_text(WAV), "sampling_rate": 16_000}, 1, 0, 0, 1)]
+    responses = [Response(0, {"audio": as_text(WAV), "sampling_rate": 16_000}, 1, 0, 0, 0, 0, 1)]
     call = parsed(b"hello", "", "text-to-audio")
     sound = await respond(call, responses, "*/*")
     assert sound.headers["content-type"] == "audio/wav"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import pipeline
 
 from tests.processes import ROOT, Server, command, environment, free_port, server
@@ -184,6 +187,33 @@ def ends_with(folder: Path, **settings: object) -> str:
     )
     assert run.returncode == 1
     return run.stderr
+
+
+def test_call_that_hangs_ends_the_process(tmp_path: Path) -> None:
+    with slow_server(tmp_path, 0, watchdog_s=1.5, max_batch_size=1) as running:
+        with ThreadPoolExecutor(2) as pool:
+            hanging = pool.submit(running.post, "hang")
+            running.wait_until((0, 1))
+            waiting = pool.submit(running.post, "waits")
+            running.wait_until((1, 2))
+            assert running.get("/livez").status_code == 200
+            assert {hanging.result().status_code, waiting.result().status_code} == {503}
+        assert running.process.wait(10) == 1
+        assert "the model makes no progress" in running.log
+        assert "Traceback" not in running.log
+
+
+def test_pickled_weights_are_loaded_only_if_allowed(tmp_path: Path) -> None:
+    bundled = ROOT / "models/tiny-fill-mask"
+    folder = tmp_path / "pickled"
+    shutil.copytree(bundled, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(load_file(bundled / "model.safetensors"), folder / "pytorch_model.bin")
+    with server(BUNDLED, tmp_path, model_id=folder) as running:
+        assert running.process.wait(30) == 1
+        assert "ALLOW_PICKLE=true" in running.log
+    with server(BUNDLED, tmp_path, model_id=folder, allow_pickle=True) as running:
+        running.wait_until_ready()
+        assert running.post("a [MASK].").status_code == 200
 
 
 def test_model_that_cannot_be_loaded_ends_the_process_with_one_line(tmp_path: Path) -> None:

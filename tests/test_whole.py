@@ -68,7 +68,7 @@ def answers(model: Model, *inputs: tuple[Any, Mapping[str, Any]]) -> list[Any]:
     valid = [index for index, each in found.items() if not isinstance(each, RequestError)]
     prepared = [found[index] for index in valid]
     for members in groups(prepared, 10**9, pads=model.pads):
-        outputs = run(model, [prepared[member] for member in members])
+        outputs = run(model, [prepared[member] for member in members]).results
         for member, output in zip(members, outputs, strict=True):
             found[valid[member]] = getattr(output, "value", output)
     return [found[index] for index in range(len(inputs))]
