@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any
 
 from config import Settings
-from entries import Entry
+from entries import Entry, Switch
 from errors import LoadError, ModelFailed, RequestError
 from generating import Generation
 from queueing import RequestQueue, State
@@ -90,7 +90,7 @@ class Worker:
     ) -> None:
         self.model: Model | Generator | None = None
         self._call_started_at: float | None = None
-        self._generation: Generation | None = None
+        self._generations: set[Generation] = set()
         self._settings = settings
         self._queue = queue
         self._load = load
@@ -110,13 +110,9 @@ class Worker:
             RuntimeError: The model ended its thread.
         """
         try:
-            self.model = model = await self._load_model()
+            self.model = await self._load_model()
             self._queue.start_admitting()
-            if isinstance(model, Generator):
-                await self._generate(model)
-            else:
-                while True:
-                    await self._step(model)
+            await (self._generate() if isinstance(self.model, Generator) else self._batch())
         except LoadError as error:
             logger.critical("%s", error)
             raise
@@ -132,9 +128,8 @@ class Worker:
     @property
     def busy_since(self) -> float | None:
         """Since when the model has owed something, in `loop.time()` seconds; None: it is idle."""
-        if self._call_started_at is not None:
-            return self._call_started_at
-        return self._generation.waits_since if self._generation else None
+        waits = [self._call_started_at, *(each.waits_since for each in self._generations)]
+        return min((since for since in waits if since is not None), default=None)
 
     def alive(self) -> bool:
         """Tell whether the worker makes progress: it has not ended, and no call hangs."""
@@ -144,16 +139,52 @@ class Worker:
             return True  # loading may take as long as a download takes
         return asyncio.get_running_loop().time() - self.busy_since < self._settings.watchdog_s
 
-    async def _generate(self, model: Generator) -> None:
+    async def _batch(self) -> None:
+        """Take batches through the model, until cancelled."""
+        while True:
+            batch, switch = await self._next_batch()
+            if batch:
+                await self._step(batch)
+            if switch is not None:
+                self.model = switch.model
+                await self._end_switch(switch)
+
+    async def _generate(self) -> None:
         """Feed a model that answers token by token, until cancelled."""
-        self._generation = Generation(
-            model,
-            self._queue,
-            prepare=partial(self._stage, partial(prepare, model)),
-            restart=partial(self._restart, model),
-            places=self._settings.max_batch_size,
-        )
-        await self._generation.run()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                model = self.model
+                assert isinstance(model, Generator)
+                generation = Generation(
+                    model,
+                    self._queue,
+                    prepare=partial(self._stage, partial(prepare, model)),
+                    restart=partial(self._restart, model),
+                    places=self._settings.max_batch_size,
+                )
+                self._generations.add(generation)
+                running = tasks.create_task(generation.run())
+                switch = await generation.switch
+                self.model = switch.model
+                tasks.create_task(self._retire(model, generation, running, switch))
+
+    async def _retire(
+        self,
+        model: Generator,
+        generation: Generation,
+        running: asyncio.Task[None],
+        switch: Switch,
+    ) -> None:
+        """Wait until a model has generated all that it owes, and drop it."""
+        await running
+        self._generations.remove(generation)
+        await self._call(model.close)
+        del model, generation, running
+        await self._end_switch(switch)
+
+    async def _end_switch(self, switch: Switch) -> None:
+        await self._call(switch.model.memory.reclaim)
+        switch.done.set()
 
     async def _restart(self, model: Generator) -> None:
         outcome = await self._call(model.restart)
@@ -166,9 +197,11 @@ class Worker:
             raise RuntimeError("loading failed") from model
         return model
 
-    async def _step(self, model: Model) -> None:
+    async def _step(self, batch: list[Entry]) -> None:
         """Take one batch through the model."""
-        batch = await self._next_batch()
+        model = self.model
+        assert model is not None
+        assert not isinstance(model, Generator)
         started = asyncio.get_running_loop().time()
         split = partial(groups, max_tokens=self._settings.max_batch_tokens, pads=model.pads)
         prepared = _answer(await self._stage(partial(prepare_and_run, model, split), batch))
@@ -181,7 +214,7 @@ class Worker:
         if self._batches % self._settings.memory_check_batches == 0:
             await self._call(model.memory.tidy)
 
-    async def _next_batch(self) -> list[Entry]:
+    async def _next_batch(self) -> tuple[list[Entry], Switch | None]:
         """Wait for an input, then take what comes until the batch is full or its deadline passed.
 
         What is queued already is taken without waiting, also past the deadline: while the model
@@ -189,8 +222,13 @@ class Worker:
         nobody joined the last batch, this one goes at once. And the clients of a large batch that
         was just answered are on their way back: until there are as many inputs as it had, a batch
         has a small share of its time more. Else 32 clients fall into batches of 1 and 31 in turns.
+
+        A switch ends the batch; it is returned with it.
         """
-        batch = [await self._queue.take()]
+        entry = await self._queue.take()
+        if isinstance(entry, Switch):
+            return [], entry
+        batch = [entry]
         now = asyncio.get_running_loop().time
         deadline = expected_by = batch[0].enqueued_at
         if self._last.size != 1 and self._settings.batch_wait_ms:
@@ -201,13 +239,16 @@ class Worker:
             while len(batch) < self.limit.size:
                 until = expected_by if len(batch) < self._last.size else deadline
                 if self._queue.depth:
-                    batch.append(await self._queue.take())
+                    entry = await self._queue.take()
                 elif now() < until:
                     async with asyncio.timeout_at(until):
-                        batch.append(await self._queue.take())
+                        entry = await self._queue.take()
                 else:
                     break
-        return batch
+                if isinstance(entry, Switch):
+                    return batch, entry
+                batch.append(entry)
+        return batch, None
 
     async def _stage(
         self, function: Callable[[list[Any]], Staged], entries: list[Entry]

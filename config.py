@@ -77,11 +77,16 @@ def number(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-def usable_key(key: SecretStr) -> SecretStr:
+def each_key(keys: SecretStr) -> list[str]:
+    """Return the keys that one setting holds, separated by commas."""
+    return [key.strip() for key in keys.get_secret_value().split(",")]
+
+
+def usable_keys(keys: SecretStr) -> SecretStr:
     """Refuse a key that no client could send."""
-    if not re.fullmatch(r"[!-~]+", key.get_secret_value()):
-        raise ValueError("must be visible ASCII characters without spaces, at least one")
-    return key
+    if not all(re.fullmatch(r"[!-~]+", key) for key in each_key(keys)):
+        raise ValueError("each key must be visible ASCII characters without spaces, at least one")
+    return keys
 
 
 def prepare_allocator() -> None:
@@ -161,8 +166,14 @@ class Settings(BaseSettings):
     """Length of a list of inputs before 413."""
     max_body_bytes: int = Field(2_000_000, ge=1)
     """Size of a request body before 413."""
-    api_key: Annotated[SecretStr, AfterValidator(usable_key)] | None = None
-    """Bearer key that inference asks for; probes and /info stay open."""
+    api_key: Annotated[SecretStr, AfterValidator(usable_keys)] | None = None
+    """Bearer key that inference asks for, or several, separated by commas."""
+    admin_key: Annotated[SecretStr, AfterValidator(usable_keys)] | None = None
+    """Bearer key of /admin/reload, which is not there without one."""
+    metrics_key: Annotated[SecretStr, AfterValidator(usable_keys)] | None = None
+    """Bearer key that /metrics asks for; without one, it is open like the probes."""
+    cors_origins: str = Field("", pattern=r"^$|^\*$|^https?://[^/\s,]+(, *https?://[^/\s,]+)*$")
+    """Origins of pages in browsers that may ask, separated by commas, or *."""
     overload_status: Annotated[Literal[503, 429], BeforeValidator(number)] = 503
     """Status of the answer when the queue is full: 503 or 429."""
     drain_timeout_s: float = Field(30.0, ge=0, le=86400)
@@ -225,8 +236,9 @@ def load_settings() -> Settings:
     Raises:
         ConfigurationError: a key is unknown or a value cannot be used.
     """
-    if os.environ.get("API_KEY") == "":
-        raise ConfigurationError("api_key='': unset it if inference is to be open to everybody")
+    for name in ("API_KEY", "ADMIN_KEY", "METRICS_KEY"):
+        if os.environ.get(name) == "":
+            raise ConfigurationError(f"{name.lower()}='': unset it if no key is wanted")
     try:
         return Settings()
     except ValidationError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from errors import ClientGone, RequestError
-from stages import Cost, Piece
+from stages import Cost, Generator, Model, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,19 @@ class Request:
     def hang_up(self) -> None:
         """Give the request up because its client has left."""
         self.responses.put_nowait(ClientGone("the client hung up"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Switch:
+    """A mark on the queue: what comes after it is for another model.
+
+    Attributes:
+        model: Loaded.
+        done: Set when the model before has answered all that came before, and is dropped.
+    """
+
+    model: Model | Generator
+    done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True, eq=False)

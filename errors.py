@@ -7,7 +7,8 @@
     │   ├── TooLarge              more bytes or inputs than the server takes
     │   ├── UnsupportedType       a content type that this task has no use for
     │   └── Rejected              the input or a parameter does not fit the model
-    ├── Unauthorized          the API key is missing or wrong
+    ├── Unauthorized          the key is missing or wrong
+    ├── Conflict              what is asked for is being done already
     ├── ModelFailed           the model raised on this input
     ├── Unavailable           come back later
     │   ├── Overloaded            the queue is full
@@ -72,9 +73,15 @@ class Rejected(InvalidRequest):
 
 
 class Unauthorized(RequestError):
-    """The API key is missing or wrong."""
+    """The key is missing or wrong."""
 
     error_type = "unauthorized"
+
+
+class Conflict(RequestError):
+    """What is asked for is being done already."""
+
+    error_type = "conflict"
 
 
 class ModelFailed(RequestError):

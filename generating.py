@@ -19,7 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from entries import Entry
+from entries import Entry, Switch
 from errors import NotServing, RequestError
 from queueing import RequestQueue, State
 from stages import Generator, Output, Piece
@@ -38,6 +38,7 @@ class Generation:
         places: How many inputs the model may generate for at a time.
 
     Attributes:
+        switch: Set when another model is to take what comes.
         waits_since: Since when the model owes a token, in `loop.time()` seconds; None: it does not.
     """
 
@@ -49,6 +50,7 @@ class Generation:
         restart: Callable[[], Awaitable[None]],
         places: int,
     ) -> None:
+        self.switch: asyncio.Future[Switch] = asyncio.get_running_loop().create_future()
         self.waits_since: float | None = None
         self._model = model
         self._queue = queue
@@ -63,16 +65,22 @@ class Generation:
         self._ended_at = 0.0
 
     async def run(self) -> None:
-        """Feed the model until cancelled."""
+        """Feed the model until a switch, and then until all before the switch have their answer."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._prepare_all(), name="prepare")
-            tasks.create_task(self._start_all(), name="start")
-            tasks.create_task(self._heal(), name="heal")
+            helpers = [
+                tasks.create_task(self._start_all(), name="start"),
+                tasks.create_task(self._heal(), name="heal"),
+            ]
+            self.switch.set_result(await self._prepare_all())
+            await self._ready.join()
+            for helper in helpers:
+                helper.cancel()
 
-    async def _prepare_all(self) -> None:
-        while True:
-            for entry in await self._prepare([await self._queue.next()]):
-                self._ready.put_nowait(entry)
+    async def _prepare_all(self) -> Switch:
+        while isinstance(entry := await self._queue.next(), Entry):
+            for prepared in await self._prepare([entry]):
+                self._ready.put_nowait(prepared)
+        return entry
 
     async def _start_all(self) -> None:
         while True:
@@ -84,7 +92,7 @@ class Generation:
             if entry.is_wanted(asyncio.get_running_loop().time()):
                 self._start(entry)
             else:
-                self._places.release()
+                self._free()
 
     def _start(self, entry: Entry) -> None:
         self._queue.begin(entry)
@@ -129,8 +137,12 @@ class Generation:
     def _leave(self, entry: Entry) -> None:
         self._running.remove(entry)
         del entry.request.running[entry]
-        self._places.release()
+        self._free()
         self._note_progress()
+
+    def _free(self) -> None:
+        self._places.release()
+        self._ready.task_done()
 
     def _note_progress(self) -> None:
         self.waits_since = asyncio.get_running_loop().time() if self._running else None

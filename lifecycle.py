@@ -16,6 +16,7 @@ import uvicorn
 
 from batching import Worker
 from queueing import RequestQueue, State
+from service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -78,27 +79,28 @@ class Supervisor:
 
 
 @contextmanager
-def supervise(
-    queue: RequestQueue, worker: Worker, worker_task: asyncio.Task[None], drain_timeout_s: float
-) -> Iterator[None]:
+def supervise(service: Service, worker_task: asyncio.Task[None]) -> Iterator[None]:
     """Tie the process to the worker while uvicorn runs the app; do nothing under another host.
 
     A first SIGTERM or SIGINT stops admission and lets uvicorn shut down: exit code 0. A second one
     ends the process at once. What has no answer after `drain_timeout_s` is refused: exit code 1.
-    When `worker_task`, which runs `worker.run()`, fails, or a call of the model hangs, the process
-    ends with exit code 1.
+    SIGHUP loads the model anew, unless it can mean that a terminal was closed. When `worker_task`,
+    which runs `worker.run()`, fails, or a call of the model hangs: exit code 1.
     """
     server = _uvicorn_server()
     if server is None:
         yield
         return
-    supervisor = Supervisor(server, queue, drain_timeout_s)
+    worker, reloader = service.worker, service.reloader
+    supervisor = Supervisor(server, service.queue, service.settings.drain_timeout_s)
     worker_task.add_done_callback(supervisor.on_worker_end)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.on_signal)
+    if not os.isatty(0):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.on_hangup)
     supervisor.watch(worker)
     yield
-    if supervisor.exit_code or worker.busy_since is not None:
+    if supervisor.exit_code or worker.busy_since is not None or reloader.busy:
         end_process(supervisor.exit_code)
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from enum import StrEnum
 
 from config import Settings
-from entries import Entry, Part, Request, Response
+from entries import Entry, Part, Request, Response, Switch
 from errors import DeadlinePassed, NotServing, Overloaded, RequestError
 from metrics import Metrics
 
@@ -48,7 +48,7 @@ class RequestQueue:
         self.in_flight: set[Request] = set()
         self.metrics = metrics
         self._max_depth = settings.max_queue_size
-        self._entries: asyncio.Queue[Entry] = asyncio.Queue()
+        self._entries: asyncio.Queue[Entry | Switch] = asyncio.Queue()
         self._idle = asyncio.Event()
         self._idle.set()
         self._seconds_per_input = 0.0
@@ -103,20 +103,25 @@ class RequestQueue:
         finally:
             self._release(request)
 
-    async def take(self) -> Entry:
+    async def take(self) -> Entry | Switch:
         """Wait for the oldest input that somebody still wants, and begin it.
 
         Cancelling the wait loses no input.
         """
         entry = await self.next()
-        self.begin(entry)
+        if isinstance(entry, Entry):
+            self.begin(entry)
         return entry
 
-    async def next(self) -> Entry:
+    async def next(self) -> Entry | Switch:
         """Wait for the oldest input that somebody still wants; until it begins, it still waits."""
-        while (entry := await self._entries.get()).request.closed:
+        while isinstance(entry := await self._entries.get(), Entry) and entry.request.closed:
             pass
         return entry
+
+    def switch(self, switch: Switch) -> None:
+        """Have what is admitted from now on answered by another model."""
+        self._entries.put_nowait(switch)
 
     def begin(self, entry: Entry) -> None:
         """Note that `entry`, which is still wanted, waits no longer."""

@@ -15,19 +15,21 @@ from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 import errors
-from api import endpoints, http, openai, openapi
+from api import admin, endpoints, http, openai, openapi
 from api.tasks import FORMATS
 from batching import Worker
 from config import ConfigurationError, Settings, load_settings, prepare_allocator
 from lifecycle import supervise
 from metrics import CONTENT_TYPE, Metrics
 from queueing import RequestQueue
+from reloading import Reloader
 from service import Service, model_info, service
 from stages import Generator, Model
 from telemetry import RequestLog, configure_logging
@@ -43,6 +45,7 @@ STATUS: Mapping[type[errors.RequestError], int] = {
     errors.TooLarge: 413,
     errors.UnsupportedType: 415,
     errors.Rejected: 422,
+    errors.Conflict: 409,
     errors.ModelFailed: 424,
     errors.ClientGone: 499,  # never sent, but logged
     errors.Overloaded: 503,  # or OVERLOAD_STATUS
@@ -56,7 +59,11 @@ PAGE_HEADERS = {
     "style-src 'unsafe-inline'; connect-src 'self'; img-src 'self' data: blob:; "
     "media-src blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "cache-control": "no-cache",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
 }
+EXPOSED = ("x-request-id", "x-queue-time", "x-inference-time", "x-total-time", "x-batch-size")
 
 LINKS = {
     "predict": "/",
@@ -76,12 +83,13 @@ class Root(HTTPEndpoint):
     async def get(self, request: HTTPRequest) -> Response:
         """Say what runs here: browsers get a page to try it."""
         settings = service(request).settings
-        task = model_info(request).get("task", settings.task)
+        known = {"model_id": settings.model_id, "task": settings.task, **model_info(request)}
+        task = known["task"]
         if "text/html" in request.headers.get("accept", ""):
             page = "chat.html" if task == "text-generation" else "playground.html"
             return FileResponse(WEB / page, headers=PAGE_HEADERS)
         about = {"name": "onequeue", "version": VERSION, "links": LINKS}
-        return JSONResponse(about | {"model": settings.model_id, "task": task})
+        return JSONResponse(about | {"model": known["model_id"], "task": task})
 
     async def post(self, request: HTTPRequest) -> Response:
         """Answer with the pipeline's own JSON."""
@@ -110,6 +118,7 @@ async def info(request: HTTPRequest) -> Response:
         "model_id": behind.settings.model_id,
         "task": behind.settings.task,
         **model_info(request),
+        "reload": behind.reloader.progress or None,
         "version": VERSION,
         "state": behind.queue.state,
         "queue_depth": behind.queue.depth,
@@ -123,7 +132,12 @@ async def info(request: HTTPRequest) -> Response:
 
 
 async def scrape(request: HTTPRequest) -> Response:
-    """Write the metrics for Prometheus."""
+    """Write the metrics for Prometheus.
+
+    Raises:
+        Unauthorized: There is a METRICS_KEY and the request does not carry it.
+    """
+    http.authorize(request, service(request).settings.metrics_key)
     return Response(service(request).queue.metrics.written(), media_type=CONTENT_TYPE)
 
 
@@ -198,24 +212,26 @@ async def on_bug(request: HTTPRequest, _error: Exception) -> Response:
 
 
 def create_app(
-    settings: Settings, load: Callable[[], Model | Generator] | None = None
+    settings: Settings, load: Callable[[Settings], Model | Generator] | None = None
 ) -> Starlette:
     """Return the application.
 
     Args:
         settings: All of its options.
-        load: Returns the model, in the model thread; None: the pipeline that `settings` names.
+        load: Returns the model that settings name, in the model thread; None: a pipeline.
     """
+    load = load or load_pipeline
     metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         queue = RequestQueue(settings, metrics)
-        worker = Worker(settings, queue, load or partial(load_pipeline, settings))
-        app.state.service = behind = Service(settings, queue, worker)
+        worker = Worker(settings, queue, partial(load, settings))
+        reloader = Reloader(settings, queue, worker, load)
+        app.state.service = behind = Service(settings, queue, worker, reloader)
         metrics.watch(behind.readings, behind.model_labels)
         task = asyncio.create_task(worker.run(), name="worker")
-        with supervise(queue, worker, task, settings.drain_timeout_s):
+        with supervise(behind, task):
             yield
             await queue.drain(settings.drain_timeout_s)  # under uvicorn, done before it comes here
         task.cancel()
@@ -240,10 +256,12 @@ def create_app(
             Route("/livez", live),
             Route("/info", info),
             Route("/metrics", scrape),
+            Route(admin.RELOAD, admin.reload, methods=["POST"]),
             Route("/openapi.json", openapi_document),
             Route("/docs", docs),
         ],
         middleware=[
+            *cross_origin(settings),
             Middleware(
                 http.Door,
                 paths=endpoints.INFERENCE,
@@ -263,6 +281,22 @@ def create_app(
     )
     app.router.redirect_slashes = False
     return app
+
+
+def cross_origin(settings: Settings) -> list[Middleware]:
+    """Let pages of CORS_ORIGINS ask; without any, browsers keep pages from elsewhere out."""
+    origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("authorization", "content-type", "x-request-id", "x-request-timeout"),
+            expose_headers=(*EXPOSED, "retry-after"),
+        )
+    ]
 
 
 def load_pipeline(settings: Settings) -> Model | Generator:

@@ -11,6 +11,7 @@ from starlette.requests import Request as HTTPRequest
 from batching import Worker
 from config import Settings
 from queueing import RequestQueue, State
+from reloading import Reloader
 from stages import Generator
 
 LABELS = ("model_id", "revision", "task", "dtype", "device")
@@ -23,6 +24,7 @@ class Service:
     settings: Settings
     queue: RequestQueue
     worker: Worker
+    reloader: Reloader
 
     def readings(self) -> Mapping[str, float]:
         """Return how things stand, by the name of the gauge that shows it."""
@@ -32,6 +34,7 @@ class Service:
             "queue_size": self.queue.depth,
             "in_flight": len(self.queue.in_flight),
             "ready": self.queue.state is State.READY,
+            "reloading": self.reloader.busy,
             "max_batch_size": self.worker.limit.size,
             **(model.memory.usage() if model else {}),
             **load,

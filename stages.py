@@ -163,6 +163,9 @@ class Memory(Protocol):
     def tidy(self) -> None:
         """Give fragmented memory back; called between batches, now and then."""
 
+    def reclaim(self) -> None:
+        """Free what nobody refers to any more; called when a model was loaded or dropped."""
+
 
 class Model(Protocol):
     """What the worker needs of a model. `prepare` and `run` are called in the model thread.

@@ -66,7 +66,7 @@ async def complete(request: HTTPRequest) -> Response:
     """
     deadline, body = await _admitted_body(request)
     _check_task(request, "text-generation")
-    names = request.state.request_id, service(request).settings.model_id
+    names = request.state.request_id, model_info(request)["model_id"]
     if request.url.path == CHAT:
         if not model_info(request)["chat"]:
             raise errors.Malformed(f"the model has no chat template: use {COMPLETIONS}")
@@ -90,7 +90,7 @@ async def embeddings(request: HTTPRequest) -> Response:
     _check_task(request, "feature-extraction")
     inputs, parameters, as_base64 = openai.parse_embeddings(body, _max_inputs(request))
     responses = await _submit(request, inputs, parameters, deadline)
-    return openai.embeddings(responses, service(request).settings.model_id, as_base64)
+    return openai.embeddings(responses, model_info(request)["model_id"], as_base64)
 
 
 async def models(request: HTTPRequest) -> Response:
@@ -100,14 +100,14 @@ async def models(request: HTTPRequest) -> Response:
         Unauthorized: There is an API key and the request does not carry it.
     """
     settings = service(request).settings
-    http.authorize(request, settings)
-    return openai.models(settings.model_id)
+    http.authorize(request, settings.api_key)
+    return openai.models(model_info(request).get("model_id", settings.model_id))
 
 
 async def _admitted_body(request: HTTPRequest) -> tuple[float, bytes]:
     """Return the deadline and the body of a request that may be answered."""
     settings = service(request).settings
-    http.authorize(request, settings)
+    http.authorize(request, settings.api_key)
     service(request).queue.check_serving()
     deadline = asyncio.get_running_loop().time() + http.timeout_s(request, settings)
     return deadline, await http.read_body(request, settings.max_body_bytes, deadline)

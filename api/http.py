@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
+from pydantic import SecretStr
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import telemetry
-from config import Settings
+from config import Settings, each_key
 from entries import Request
 from errors import DeadlinePassed, Overloaded, Rejected, TooLarge, Unauthorized, UnsupportedType
 from metrics import Metrics
@@ -141,19 +142,19 @@ def _has_body(scope: Scope) -> bool:
     return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
 
 
-def authorize(request: HTTPRequest, settings: Settings) -> None:
-    """Compare the Bearer key in constant time.
+def authorize(request: HTTPRequest, keys: SecretStr | None) -> None:
+    """Compare the Bearer key with each of `keys`, in constant time.
 
     Raises:
-        Unauthorized: There is an API key and the request does not carry it.
+        Unauthorized: There are keys and the request carries none of them.
     """
-    if settings.api_key is None:
+    if keys is None:
         return
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(
-        key.strip().encode(), settings.api_key.get_secret_value().encode()
-    ):
-        raise Unauthorized("send the API key as `Authorization: Bearer …`")
+    given = key.strip().encode()
+    known = [hmac.compare_digest(given, each.encode()) for each in each_key(keys)]
+    if scheme.lower() != "bearer" or not any(known):
+        raise Unauthorized("send the key as `Authorization: Bearer …`")
 
 
 def timeout_s(request: HTTPRequest, settings: Settings) -> float:

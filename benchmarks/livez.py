@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 from starlette.applications import Starlette
 
-from config import load_settings
+from config import Settings, load_settings
 from server import create_app
 from tests.fakes import FakeModel
 from tests.processes import Server, server
@@ -31,7 +31,7 @@ def busy() -> Starlette:
     """Return an application whose model multiplies matrices for BATCH_S per batch."""
     settings = load_settings()
 
-    def load() -> FakeModel:
+    def load(settings: Settings) -> FakeModel:
         import torch
 
         torch.set_num_threads(settings.num_threads)

@@ -145,9 +145,8 @@ class Forward:
             return hidden
 
         with warnings.catch_warnings(), torch.inference_mode():
-            warnings.simplefilter("ignore")  # deprecated, but torch.compile needs a compiler here
-            trace: Callable[..., Callable[..., torch.Tensor]] = torch.jit.trace
-            graph._graph = trace(run, tuple(arguments.values()), check_trace=False)
+            warnings.simplefilter("ignore")  # where the encoder asks for a shape
+            graph._graph = _recorded(run, tuple(arguments.values()))
         return graph
 
     def _arguments(self, block: Block, batch: Sequence[Encoded], packed: bool) -> dict[str, Any]:
@@ -210,6 +209,22 @@ class Forward:
 
     def _tensor(self, values: Integers) -> torch.Tensor:
         return torch.from_numpy(values).to(self._model.device)
+
+
+def _recorded(
+    function: Callable[..., torch.Tensor], arguments: tuple[torch.Tensor, ...]
+) -> Callable[..., torch.Tensor]:
+    """Return `function` as a graph.
+
+    torch.compile would need a compiler here, and torch.jit.trace keeps what it has recorded until
+    the process ends, weights and all. So the graph gets a unit of its own.
+    """
+    graph, _ = torch._C._create_graph_by_tracing(
+        function, arguments, lambda _: "", True, False, None, []
+    )
+    unit = torch._C.CompilationUnit()
+    recorded: Callable[..., torch.Tensor] = unit.create_function("recorded", graph, True)
+    return recorded
 
 
 def _members(lengths: list[list[int]], width: int) -> tuple[Integers, Integers, Flags]:

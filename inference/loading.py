@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from inference.embedding import FeatureExtraction, read_config
 from inference.examples import examples
 from inference.fill_mask import FillMask
 from inference.joining import join
+from inference.memory import bound_arenas
 from inference.pipeline import PipelineModel, max_input_tokens
 from inference.sources import Source, source_of
 from inference.stacking import Stacked
@@ -62,10 +62,10 @@ def load(settings: Settings) -> Model | Generator:
     # Between two operators the model needs the interpreter for some µs; in the default 5 ms the
     # event loop would handle a dozen requests before it lets go of it.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    bound_arenas()
     try:
         model = _load(settings)
-        gc.collect()
-        gc.freeze()  # a full collection of all that was loaded would hold every request up 0.2 s
+        model.memory.reclaim()
     except Exception as error:
         logger.debug("loading failed", exc_info=error)
         reason = str(error).strip().partition("\n")[0] or type(error).__name__

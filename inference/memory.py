@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
+import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 
 import torch
 
 logger = logging.getLogger(__name__)
 
 FRAGMENTED = 0.3  # of the reserved memory; beyond, the allocator gives back what nothing uses
+M_ARENA_MAX = -8  # of mallopt
+ARENAS = 2
 NO_MEMORY = ("DefaultCPUAllocator", "not enough memory", "out of memory")
+
+
+def bound_arenas() -> None:
+    """Have threads share glibc's arenas: with one each, memory that one frees is lost to others."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
 
 
 class DeviceMemory:
@@ -50,8 +63,25 @@ class DeviceMemory:
         while cause is not None:
             traceback.clear_frames(cause.__traceback__)
             cause = cause.__cause__ or cause.__context__
+        self._empty()
+
+    def reclaim(self) -> None:
+        """Free what nobody refers to any more, and keep the collector off all the rest.
+
+        A full collection of a loaded model would hold every request up for 0.2 s.
+        """
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        self._empty()
+
+    def _empty(self) -> None:
+        """Give the system back what nothing uses."""
         if self._is_cuda:
             torch.cuda.empty_cache()
+        elif sys.platform == "linux":
+            with suppress(AttributeError):
+                ctypes.CDLL(None).malloc_trim(0)
 
     def tidy(self) -> None:
         """Give fragmented memory back."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from config import load_settings
+from config import Settings, load_settings
 from server import create_app
 from telemetry import configure_logging
 from tests.fakes import FakeModel
@@ -38,13 +38,13 @@ def slow() -> Starlette:
 
     settings = load_settings()
     configure_logging(settings)
-    return create_app(settings, load=lambda: FakeModel(hook))
+    return create_app(settings, load=lambda _: FakeModel(hook))
 
 
 def stuck_loading() -> Starlette:
     """Never get ready."""
 
-    def load() -> FakeModel:
+    def load(_: Settings) -> FakeModel:
         time.sleep(60)
         return FakeModel()
 

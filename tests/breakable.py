@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from config import load_settings
+from config import Settings, load_settings
 from server import create_app
 from stages import Generator, Model
 from telemetry import configure_logging
@@ -18,7 +18,7 @@ def breakable() -> Starlette:
     settings = load_settings()
     configure_logging(settings)
 
-    def load() -> Model | Generator:
+    def load(_: Settings) -> Model | Generator:
         from inference.loading import load
 
         model: Any = load(settings)

@@ -26,6 +26,7 @@ class FakeMemory:
     def __init__(self) -> None:
         self.released: list[BaseException] = []
         self.tidied = 0
+        self.reclaimed = 0
 
     def usage(self) -> Mapping[str, float]:
         return {"gpu_memory_allocated_bytes": 7}
@@ -38,6 +39,9 @@ class FakeMemory:
 
     def tidy(self) -> None:
         self.tidied += 1
+
+    def reclaim(self) -> None:
+        self.reclaimed += 1
 
 
 @dataclass

@@ -116,6 +116,7 @@ def server(target: str, folder: Path, *arguments: str, **settings: object) -> It
             cwd=ROOT,
             start_new_session=True,
             env=environment(ran=folder / "ran", **settings),
+            stdin=subprocess.DEVNULL,  # a terminal would change what SIGHUP does
             stdout=log,
             stderr=log,
         )

@@ -104,7 +104,7 @@ def test_every_outcome_is_counted_once(tmp_path: Path) -> None:
 
 def test_gauges_are_read_when_asked_for() -> None:
     gate = Gate()
-    with TestClient(create_app(Settings(batch_wait_ms=0), lambda: FakeModel(gate))) as client:
+    with TestClient(create_app(Settings(batch_wait_ms=0), lambda _: FakeModel(gate))) as client:
         while client.get("/readyz").status_code != 200:
             time.sleep(0.01)
         with ThreadPoolExecutor(1) as pool:

@@ -23,7 +23,7 @@ from tests.fakes import FakeModel, Gate
 
 @contextmanager
 def client_for(model: FakeModel, **settings: Any) -> Iterator[TestClient]:
-    app = create_app(Settings(**settings), load=lambda: model)
+    app = create_app(Settings(**settings), load=lambda _: model)
     with TestClient(app, raise_server_exceptions=False) as client:
         while client.get("/readyz").status_code != 200:
             pass
@@ -279,7 +279,7 @@ def test_api_key_guards_inference_only(header: str, status: int) -> None:
 def test_probes_while_loading_and_after() -> None:
     gate = Gate()
 
-    def load() -> FakeModel:
+    def load(_: Settings) -> FakeModel:
         gate([])
         return FakeModel()
 
@@ -317,11 +317,7 @@ def test_dead_worker_turns_liveness_and_readiness_to_503() -> None:
 
 def test_root_and_info_describe_what_runs(client: TestClient) -> None:
     root = client.get("/").json()
-    assert (root["name"], root["model"], root["task"]) == (
-        "onequeue",
-        "models/tiny-fill-mask",
-        "fill-mask",
-    )
+    assert (root["name"], root["model"], root["task"]) == ("onequeue", "fake", "fill-mask")
     assert all(path.startswith("/") for path in root["links"].values())
     info = client.get("/info").json()
     assert (info["model_id"], info["state"], info["queue_depth"]) == ("fake", "ready", 0)
@@ -367,7 +363,7 @@ def test_bug_of_ours_has_the_shape_of_its_path(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.anyio
 async def test_hang_up_is_noticed_while_queued_and_while_sending_the_body() -> None:
     gate = Gate()
-    app = create_app(Settings(), load=lambda: FakeModel(gate))
+    app = create_app(Settings(), load=lambda _: FakeModel(gate))
     async with app.router.lifespan_context(app):
         queue = app.state.service.queue
         while queue.state != "ready":
