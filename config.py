@@ -172,7 +172,9 @@ class Settings(BaseSettings):
     """Bearer key of /admin/reload, which is not there without one."""
     metrics_key: Annotated[SecretStr, AfterValidator(usable_keys)] | None = None
     """Bearer key that /metrics asks for; without one, it is open like the probes."""
-    cors_origins: str = Field("", pattern=r"^$|^\*$|^https?://[^/\s,]+(, *https?://[^/\s,]+)*$")
+    cors_origins: str | None = Field(
+        None, pattern=r"^\*$|^https?://[^/\s,]+(, *https?://[^/\s,]+)*$"
+    )
     """Origins of pages in browsers that may ask, separated by commas, or *."""
     overload_status: Annotated[Literal[503, 429], BeforeValidator(number)] = 503
     """Status of the answer when the queue is full: 503 or 429."""

@@ -13,8 +13,10 @@ from types import FrameType
 from typing import NoReturn
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from batching import Worker
+from heads import BoundedHeads
 from queueing import RequestQueue, State
 from service import Service
 
@@ -96,9 +98,11 @@ def supervise(service: Service, worker_task: asyncio.Task[None]) -> Iterator[Non
     worker_task.add_done_callback(supervisor.on_worker_end)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.on_signal)
-    if not os.isatty(0):
+    if hasattr(signal, "SIGHUP") and not os.isatty(0):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.on_hangup)
     supervisor.watch(worker)
+    if server.config.http_protocol_class is HttpToolsProtocol:  # h11 has bounds of its own
+        server.config.http_protocol_class = BoundedHeads
     yield
     if supervisor.exit_code or worker.busy_since is not None or reloader.busy:
         end_process(supervisor.exit_code)

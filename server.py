@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 import errors
-from api import admin, endpoints, http, openai, openapi
+from api import admin, connections, endpoints, http, openai, openapi
 from api.tasks import FORMATS
 from batching import Worker
 from config import ConfigurationError, Settings, load_settings, prepare_allocator
@@ -269,7 +269,8 @@ def create_app(
                 metrics=metrics,
             ),
             Middleware(RequestLog, paths=endpoints.INFERENCE, metrics=metrics),
-            Middleware(http.Connections),
+            Middleware(connections.Readers),
+            Middleware(connections.Connections),
         ],
         exception_handlers={
             errors.RequestError: on_request_error,
@@ -285,9 +286,9 @@ def create_app(
 
 def cross_origin(settings: Settings) -> list[Middleware]:
     """Let pages of CORS_ORIGINS ask; without any, browsers keep pages from elsewhere out."""
-    origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
-    if not origins:
+    if settings.cors_origins is None:
         return []
+    origins = [origin.strip() for origin in settings.cors_origins.split(",")]
     return [
         Middleware(
             CORSMiddleware,

@@ -6,68 +6,31 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from pydantic import SecretStr
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import telemetry
 from config import Settings, each_key
 from entries import Request
-from errors import DeadlinePassed, Overloaded, Rejected, TooLarge, Unauthorized, UnsupportedType
+from errors import (
+    DeadlinePassed,
+    Overloaded,
+    Rejected,
+    TooLarge,
+    Unauthorized,
+    UnsupportedType,
+)
 from metrics import Metrics
-from queueing import State
 
 logger = logging.getLogger(__name__)
 
-LINGER_S = 2.0
 LOG_EVERY_S = 1.0
 SHORT_BODY_BYTES = 16_384
 WATCH_AFTER_S = 0.05
-
-
-class Connections:
-    """ASGI middleware: how a connection ends.
-
-    An answer that comes before the body was read is not lost to the client: to close a connection
-    while bytes come in resets it, and the reset can overtake the answer. So the rest of the body is
-    read and thrown away, for LINGER_S at most, before the answer ends.
-
-    A server that drains says `connection: close`, so that the client does not try it again.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app; hold the end of its answer back until the body has come."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        body_ended = not _has_body(scope)
-
-        async def watched_receive() -> Message:
-            nonlocal body_ended
-            message = await receive()
-            body_ended = body_ended or not message.get("more_body", False)
-            return message
-
-        async def mannered_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                if scope["app"].state.service.queue.state is State.DRAINING:
-                    message["headers"] = [*message["headers"], (b"connection", b"close")]
-            elif not body_ended and not message.get("more_body", False):
-                await send({**message, "more_body": True})
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LINGER_S):
-                        while not body_ended:
-                            await watched_receive()
-                message = {"type": "http.response.body"}
-            await send(message)
-
-        await self._app(scope, watched_receive, mannered_send)
 
 
 class Door:
@@ -136,10 +99,6 @@ def _is_short(scope: Scope) -> bool:
         return False
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     return length.isdigit() and int(length) <= SHORT_BODY_BYTES
-
-
-def _has_body(scope: Scope) -> bool:
-    return any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
 
 
 def authorize(request: HTTPRequest, keys: SecretStr | None) -> None:

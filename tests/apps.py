@@ -14,6 +14,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
+import heads
 from config import Settings, load_settings
 from server import create_app
 from telemetry import configure_logging
@@ -39,6 +40,12 @@ def slow() -> Starlette:
     settings = load_settings()
     configure_logging(settings)
     return create_app(settings, load=lambda _: FakeModel(hook))
+
+
+def hurried() -> Starlette:
+    """As `slow`, but the head of a request has a second."""
+    heads.HEAD_S = 1.0
+    return slow()
 
 
 def stuck_loading() -> Starlette:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from api.tasks import FORMATS
 from config import (
@@ -137,6 +137,21 @@ def test_example_files_work(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     files = f"{ROOT}/configs/base.yaml,{ROOT}/configs/{name}.yaml"
     monkeypatch.setenv("CONFIG_FILE", files)
     assert load_settings().log_format == ("json" if name == "prod" else "text")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("api_key", "a,,b"),
+        ("admin_key", "with space"),
+        ("cors_origins", "example.org"),
+        ("cors_origins", "https://a.example/path"),
+        ("memory_check_batches", 0),
+    ],
+)
+def test_values_of_operators_are_checked(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=name):
+        Settings(**{name: value})
 
 
 def test_keys_are_not_shown() -> None:

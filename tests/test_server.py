@@ -276,6 +276,50 @@ def test_api_key_guards_inference_only(header: str, status: int) -> None:
         assert answer.json()["error_type"] == "unauthorized"
 
 
+@pytest.mark.parametrize(("given", "status"), [("one", 200), ("two", 200), ("three", 401)])
+def test_there_may_be_several_keys(given: str, status: int) -> None:
+    with client_for(FakeModel(), api_key="one, two") as client:
+        headers = {"authorization": f"Bearer {given}"}
+        assert client.post("/", content="a", headers=headers).status_code == status
+
+
+def test_metrics_may_have_a_key_of_their_own() -> None:
+    with client_for(FakeModel(), api_key="api", metrics_key="metrics") as client:
+        assert client.get("/metrics").status_code == 401
+        headers = {"authorization": "Bearer api"}
+        assert client.get("/metrics", headers=headers).status_code == 401
+        headers = {"authorization": "Bearer metrics"}
+        assert client.get("/metrics", headers=headers).status_code == 200
+        assert client.post("/", content="a", headers=headers).status_code == 401
+    with client_for(FakeModel(), api_key="api") as client:
+        assert client.get("/metrics").status_code == 200
+
+
+def test_pages_from_elsewhere_may_ask_only_if_they_are_named() -> None:
+    origin = {"origin": "https://a.example"}
+    asked = {**origin, "access-control-request-method": "POST"}
+    with client_for(FakeModel(), cors_origins="https://a.example, https://b.example") as client:
+        answer = client.post("/", content="a", headers=origin)
+        assert answer.headers["access-control-allow-origin"] == "https://a.example"
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        preflight = client.options("/", headers=asked)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == "https://a.example"
+        other = client.post("/", content="a", headers={"origin": "https://c.example"})
+        assert "access-control-allow-origin" not in other.headers
+    with client_for(FakeModel()) as client:
+        answer = client.post("/", content="a", headers=origin)
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_tell_browsers_to_be_careful(client: TestClient, path: str) -> None:
+    headers = client.get(path, headers={"accept": "text/html"}).headers
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+
+
 def test_probes_while_loading_and_after() -> None:
     gate = Gate()
 
