@@ -5,7 +5,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 BIN := .venv/bin
 
-.PHONY: serve test bench bench-quick bench-limit clean
+.PHONY: serve test bench bench-quick bench-limit soak clean
 
 serve: .venv/serving
 	$(BIN)/uvicorn server:app --host $(HOST) --port $(PORT)
@@ -25,6 +25,10 @@ bench-quick: .venv/developing
 
 bench-limit: .benchmarks/venv/ready
 	HF_HUB_OFFLINE=1 .benchmarks/venv/bin/python -m benchmarks.limit
+
+# 200,000 requests of all kinds while the model fails at random and is loaded anew (minutes).
+soak: .venv/developing
+	CHAOS_REQUESTS=200000 $(BIN)/pytest -s tests/test_chaos.py
 
 clean:
 	rm -rf .venv .benchmarks .coverage .mypy_cache .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""The worker: batches from the queue, through the model, back to each request.
+"""Batches from the queue, through the model, back to each request.
 
 The path of a request::
 
@@ -10,26 +10,24 @@ The path of a request::
       -> request.responses             put_nowait into a queue that only this request reads
       -> submit returns                or raises at the deadline
 
-The event loop owns all state; the model thread sees values only.
+The event loop owns all state; the model thread, which is `worker.py`'s, sees values only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from config import Settings
 from entries import Entry, Switch
-from errors import LoadError, ModelFailed, RequestError
-from generating import Generation
-from queueing import RequestQueue, State
-from stages import Generator, Model, Output, Staged, attempt, groups, prepare, prepare_and_run, run
+from errors import ModelFailed, RequestError
+from queueing import RequestQueue
+from stages import Generator, Memory, Model, Output, Staged, groups, prepare_and_run, run
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +35,8 @@ logger = logging.getLogger(__name__)
 RETURN_SHARE = 0.05
 RETURN_MAX_S = 0.05
 RECOVERY_BATCHES = 100
+
+M = TypeVar("M", Model, Generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,147 +74,54 @@ class BatchLimit:
             logger.info("batches may have %d inputs again", self.size)
 
 
-class Worker:
-    """The one owner of the model.
+class Batcher:
+    """Makes batches of what has queued and takes them through a model.
+
+    Args:
+        settings: How large, and how soon.
+        queue: With the requests.
+        call: Calls a function in the model thread; returns its result, or what it raised.
 
     Attributes:
-        model: None until it is loaded.
         limit: Of the inputs of a batch.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        queue: RequestQueue,
-        load: Callable[[], Model | Generator],
+        self, settings: Settings, queue: RequestQueue, call: Callable[..., Awaitable[Any]]
     ) -> None:
-        self.model: Model | Generator | None = None
-        self._call_started_at: float | None = None
-        self._generations: set[Generation] = set()
+        self.limit = BatchLimit(settings.max_batch_size)
         self._settings = settings
         self._queue = queue
-        self._load = load
         self._metrics = queue.metrics
-        self.limit = BatchLimit(settings.max_batch_size)
-        self._batches = 0
+        self._call = call
+        self._count = 0
         self._last = Batch(size=0, taken_s=0.0, ended_at=0.0)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
-    async def run(self) -> None:
-        """Load the model, then answer batches until cancelled.
-
-        However this ends, nobody is left waiting: all that was admitted is refused.
-
-        Raises:
-            LoadError: The model cannot be loaded.
-            RuntimeError: The model ended its thread.
-        """
-        try:
-            self.model = await self._load_model()
-            self._queue.start_admitting()
-            await (self._generate() if isinstance(self.model, Generator) else self._batch())
-        except LoadError as error:
-            logger.critical("%s", error)
-            raise
-        except Exception:
-            logger.critical("the worker ended", exc_info=True)
-            raise
-        finally:
-            self._queue.close()
-            if isinstance(self.model, Generator):
-                self.model.close()
-            self._thread.shutdown(wait=False, cancel_futures=True)
-
-    @property
-    def busy_since(self) -> float | None:
-        """Since when the model has owed something, in `loop.time()` seconds; None: it is idle."""
-        waits = [self._call_started_at, *(each.waits_since for each in self._generations)]
-        return min((since for since in waits if since is not None), default=None)
-
-    def alive(self) -> bool:
-        """Tell whether the worker makes progress: it has not ended, and no call hangs."""
-        if self._queue.state is State.DEAD:
-            return False
-        if self.model is None or self.busy_since is None:
-            return True  # loading may take as long as a download takes
-        return asyncio.get_running_loop().time() - self.busy_since < self._settings.watchdog_s
-
-    async def _batch(self) -> None:
-        """Take batches through the model, until cancelled."""
+    async def run(self, model: Model) -> Switch:
+        """Answer batches until a mark says that another model is to take what comes; return it."""
         while True:
-            batch, switch = await self._next_batch()
+            batch, switch = await self.next_batch()
             if batch:
-                await self._step(batch)
+                await self._step(model, batch)
             if switch is not None:
-                self.model = switch.model
-                await self._end_switch(switch)
+                return switch
 
-    async def _generate(self) -> None:
-        """Feed a model that answers token by token, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                model = self.model
-                assert isinstance(model, Generator)
-                generation = Generation(
-                    model,
-                    self._queue,
-                    prepare=partial(self._stage, partial(prepare, model)),
-                    restart=partial(self._restart, model),
-                    places=self._settings.max_batch_size,
-                )
-                self._generations.add(generation)
-                running = tasks.create_task(generation.run())
-                switch = await generation.switch
-                self.model = switch.model
-                tasks.create_task(self._retire(model, generation, running, switch))
-
-    async def _retire(
-        self,
-        model: Generator,
-        generation: Generation,
-        running: asyncio.Task[None],
-        switch: Switch,
-    ) -> None:
-        """Wait until a model has generated all that it owes, and drop it."""
-        await running
-        self._generations.remove(generation)
-        await self._call(model.close)
-        del model, generation, running
-        await self._end_switch(switch)
-
-    async def _end_switch(self, switch: Switch) -> None:
-        await self._call(switch.model.memory.reclaim)
-        switch.done.set()
-
-    async def _restart(self, model: Generator) -> None:
-        outcome = await self._call(model.restart)
-        if isinstance(outcome, BaseException):
-            raise RuntimeError("the model cannot be made whole again") from outcome
-
-    async def _load_model(self) -> Model | Generator:
-        model: Model | Generator | BaseException = await self._call(self._load)
-        if isinstance(model, BaseException):
-            raise RuntimeError("loading failed") from model
-        return model
-
-    async def _step(self, batch: list[Entry]) -> None:
+    async def _step(self, model: Model, batch: list[Entry]) -> None:
         """Take one batch through the model."""
-        model = self.model
-        assert model is not None
-        assert not isinstance(model, Generator)
         started = asyncio.get_running_loop().time()
         split = partial(groups, max_tokens=self._settings.max_batch_tokens, pads=model.pads)
-        prepared = _answer(await self._stage(partial(prepare_and_run, model, split), batch))
+        whole = partial(prepare_and_run, split=split)
+        prepared = _answer(await self.stage(model, whole, batch))
         for members in split([entry.value for entry in prepared]):
-            _answer(await self._stage(partial(run, model), [prepared[i] for i in members]))
+            _answer(await self.stage(model, run, [prepared[i] for i in members]))
         ended = asyncio.get_running_loop().time()
         self._queue.record_drain(len(batch), ended - started)
         self._last = Batch(len(batch), ended - started, ended)
-        self._batches += 1
-        if self._batches % self._settings.memory_check_batches == 0:
+        self._count += 1
+        if self._count % self._settings.memory_check_batches == 0:
             await self._call(model.memory.tidy)
 
-    async def _next_batch(self) -> tuple[list[Entry], Switch | None]:
+    async def next_batch(self) -> tuple[list[Entry], Switch | None]:
         """Wait for an input, then take what comes until the batch is full or its deadline passed.
 
         What is queued already is taken without waiting, also past the deadline: while the model
@@ -250,8 +157,8 @@ class Worker:
                 batch.append(entry)
         return batch, None
 
-    async def _stage(
-        self, function: Callable[[list[Any]], Staged], entries: list[Entry]
+    async def stage(
+        self, model: M, function: Callable[[M, list[Any]], Staged], entries: list[Entry]
     ) -> list[Entry]:
         """Put the values of `entries` through `function`; return the entries that passed.
 
@@ -263,26 +170,24 @@ class Worker:
         if not live:
             return []
         outcome: Staged | BaseException = await self._call(
-            function, [entry.value for entry in live]
+            function, model, [entry.value for entry in live]
         )
         if isinstance(outcome, Staged):
             self._metrics.count_call(outcome.cost)
             self.limit.recover()
             return list(_passed(live, outcome))
-        reason = await self._reason(outcome, len(live))
+        reason = await self._reason(model.memory, outcome, len(live))
         if len(live) > 1:
             self._metrics.batch_retries.inc()
             middle = len(live) // 2
             halves = live[:middle], live[middle:]
-            return [entry for half in halves for entry in await self._stage(function, half)]
+            return [entry for half in halves for entry in await self.stage(model, function, half)]
         logger.error("request %s: %s", live[0].request.id, reason, exc_info=outcome)
         live[0].refuse(ModelFailed(f"{reason} on this input"))
         return []
 
-    async def _reason(self, error: BaseException, inputs: int) -> str:
+    async def _reason(self, memory: Memory, error: BaseException, inputs: int) -> str:
         """Return why a batch failed; if memory was short, make room and keep batches smaller."""
-        assert self.model is not None
-        memory = self.model.memory
         if not memory.is_short(error):
             return "the model failed"
         self._metrics.out_of_memory.inc()
@@ -290,18 +195,6 @@ class Worker:
         logger.warning("out of memory: batches have at most %d inputs for now", self.limit.size)
         await self._call(memory.release, error)
         return "the model ran out of memory"
-
-    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `function` in the model thread; return its result, or the exception it raised."""
-        loop = asyncio.get_running_loop()
-        self._call_started_at = loop.time()
-        outcome = await loop.run_in_executor(self._thread, attempt, function, *arguments)
-        self._call_started_at = None
-        if isinstance(outcome, LoadError):
-            raise outcome
-        if isinstance(outcome, SystemExit | KeyboardInterrupt):
-            raise RuntimeError("the model ended its thread") from outcome
-        return outcome
 
 
 def _passed(entries: list[Entry], staged: Staged) -> Iterator[Entry]:

@@ -15,10 +15,10 @@ from typing import NoReturn
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from batching import Worker
 from heads import BoundedHeads
 from queueing import RequestQueue, State
 from service import Service
+from worker import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from batching import Worker
 from config import Settings
 from entries import Switch
 from errors import Conflict, LoadError, Rejected, RequestError
 from queueing import RequestQueue
 from stages import Generator, Model, attempt
+from worker import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -8,44 +8,39 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import errors
-from api import admin, connections, endpoints, http, openai, openapi
-from api.tasks import FORMATS
-from batching import Worker
+from api import about, admin, connections, endpoints, http, openai
 from config import ConfigurationError, Settings, load_settings, prepare_allocator
 from lifecycle import supervise
-from metrics import CONTENT_TYPE, Metrics
+from metrics import Metrics
 from queueing import RequestQueue
 from reloading import Reloader
-from service import Service, model_info, service
+from service import Service, service
 from stages import Generator, Model
 from telemetry import RequestLog, configure_logging
+from worker import Worker
 
 logger = logging.getLogger(__name__)
-
-VERSION = "0.1.0"
 
 STATUS: Mapping[type[errors.RequestError], int] = {
     errors.Malformed: 400,
     errors.Empty: 400,
     errors.Unauthorized: 401,
+    errors.Conflict: 409,
     errors.TooLarge: 413,
     errors.UnsupportedType: 415,
     errors.Rejected: 422,
-    errors.Conflict: 409,
     errors.ModelFailed: 424,
     errors.ClientGone: 499,  # never sent, but logged
     errors.Overloaded: 503,  # or OVERLOAD_STATUS
@@ -53,113 +48,7 @@ STATUS: Mapping[type[errors.RequestError], int] = {
     errors.DeadlinePassed: 504,
 }
 
-WEB = Path(__file__).parent / "web"
-PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; connect-src 'self'; img-src 'self' data: blob:; "
-    "media-src blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "cache-control": "no-cache",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-}
 EXPOSED = ("x-request-id", "x-queue-time", "x-inference-time", "x-total-time", "x-batch-size")
-
-LINKS = {
-    "predict": "/",
-    "docs": "/docs",
-    "openapi": "/openapi.json",
-    "info": "/info",
-    "health": "/health",
-    "live": "/livez",
-    "ready": "/readyz",
-    "metrics": "/metrics",
-}
-
-
-class Root(HTTPEndpoint):
-    """`/`: a page or a short description for GET, the task for POST."""
-
-    async def get(self, request: HTTPRequest) -> Response:
-        """Say what runs here: browsers get a page to try it."""
-        settings = service(request).settings
-        known = {"model_id": settings.model_id, "task": settings.task, **model_info(request)}
-        task = known["task"]
-        if "text/html" in request.headers.get("accept", ""):
-            page = "chat.html" if task == "text-generation" else "playground.html"
-            return FileResponse(WEB / page, headers=PAGE_HEADERS)
-        about = {"name": "onequeue", "version": VERSION, "links": LINKS}
-        return JSONResponse(about | {"model": known["model_id"], "task": task})
-
-    async def post(self, request: HTTPRequest) -> Response:
-        """Answer with the pipeline's own JSON."""
-        return await endpoints.predict(request)
-
-
-async def ready(request: HTTPRequest) -> Response:
-    """Answer 200 only when a request sent now would be admitted, queue room aside."""
-    queue = service(request).queue
-    queue.check_serving()
-    return JSONResponse({"status": queue.state})
-
-
-async def live(request: HTTPRequest) -> Response:
-    """Answer 200 while the worker makes progress; loading and draining are life too."""
-    if not service(request).worker.alive():
-        retry_after_s = service(request).queue.retry_after_s()
-        raise errors.NotServing("the worker makes no progress", retry_after_s)
-    return JSONResponse({"status": "alive"})
-
-
-async def info(request: HTTPRequest) -> Response:
-    """Describe model, limits and load."""
-    behind = service(request)
-    about: dict[str, Any] = {
-        "model_id": behind.settings.model_id,
-        "task": behind.settings.task,
-        **model_info(request),
-        "reload": behind.reloader.progress or None,
-        "version": VERSION,
-        "state": behind.queue.state,
-        "queue_depth": behind.queue.depth,
-        "in_flight": len(behind.queue.in_flight),
-        "api_key_required": behind.settings.api_key is not None,
-        "limits": {name: value for name, value in behind.settings if type(value) in (int, float)},
-    }
-    if isinstance(behind.worker.model, Generator):
-        about["generation"] = behind.worker.model.load
-    return JSONResponse(about)
-
-
-async def scrape(request: HTTPRequest) -> Response:
-    """Write the metrics for Prometheus.
-
-    Raises:
-        Unauthorized: There is a METRICS_KEY and the request does not carry it.
-    """
-    http.authorize(request, service(request).settings.metrics_key)
-    return Response(service(request).queue.metrics.written(), media_type=CONTENT_TYPE)
-
-
-async def openapi_document(request: HTTPRequest) -> Response:
-    """Describe what is served."""
-    model = model_info(request)
-    task = model.get("task")
-    served = openapi.Served(
-        version=VERSION,
-        task=task,
-        format=FORMATS[task] if task else None,
-        paths=endpoints.PREDICT,
-        mask_token=model.get("mask_token"),
-        chats=model.get("chat", False),
-        keyed=service(request).settings.api_key is not None,
-    )
-    return JSONResponse(openapi.document(served))
-
-
-async def docs(_request: HTTPRequest) -> Response:
-    """Show the description to people."""
-    return FileResponse(WEB / "docs.html", headers=PAGE_HEADERS)
 
 
 async def on_request_error(request: HTTPRequest, error: Exception) -> Response:
@@ -239,7 +128,7 @@ def create_app(
 
     app = Starlette(
         routes=[
-            Route("/", Root),
+            Route("/", about.Root),
             *(
                 Route(path, endpoints.predict, methods=["POST"])
                 for path in endpoints.PREDICT
@@ -252,13 +141,13 @@ def create_app(
                 for path in (endpoints.COMPLETIONS, endpoints.CHAT)
             ),
             Route("/v1/models", endpoints.models),
-            *(Route(path, ready) for path in ("/health", "/readyz", "/ping")),
-            Route("/livez", live),
-            Route("/info", info),
-            Route("/metrics", scrape),
+            *(Route(path, about.ready) for path in ("/health", "/readyz", "/ping")),
+            Route("/livez", about.live),
+            Route("/info", about.info),
+            Route("/metrics", about.scrape),
             Route(admin.RELOAD, admin.reload, methods=["POST"]),
-            Route("/openapi.json", openapi_document),
-            Route("/docs", docs),
+            Route("/openapi.json", about.openapi_document),
+            Route("/docs", about.docs),
         ],
         middleware=[
             *cross_origin(settings),

@@ -8,11 +8,11 @@ from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 
-from batching import Worker
 from config import Settings
 from queueing import RequestQueue, State
 from reloading import Reloader
 from stages import Generator
+from worker import Worker
 
 LABELS = ("model_id", "revision", "task", "dtype", "device")
 
@@ -35,7 +35,7 @@ class Service:
             "in_flight": len(self.queue.in_flight),
             "ready": self.queue.state is State.READY,
             "reloading": self.reloader.busy,
-            "max_batch_size": self.worker.limit.size,
+            "max_batch_size": self.worker.batcher.limit.size,
             **(model.memory.usage() if model else {}),
             **load,
         }

@@ -266,7 +266,7 @@ def prepare(model: Model | Generator, values: list[Any]) -> Staged:
 
 
 def prepare_and_run(
-    model: Model, split: Callable[[Sequence[Prepared]], list[list[int]]], values: list[Any]
+    model: Model, values: list[Any], split: Callable[[Sequence[Prepared]], list[list[int]]]
 ) -> Staged:
     """Prepare a batch and, if it needs no more than one forward pass, run it.
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 
 import heads
 from config import Settings, load_settings
-from server import create_app
+from server import create_app, load_pipeline
 from telemetry import configure_logging
 from tests.fakes import FakeModel
 
@@ -46,6 +49,38 @@ def hurried() -> Starlette:
     """As `slow`, but the head of a request has a second."""
     heads.HEAD_S = 1.0
     return slow()
+
+
+class Chaotic:
+    """A model that fails on "poison", and at random fails, stalls or runs out of memory."""
+
+    draws = random.Random(1)  # of all, however often a model is loaded
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def run(self, batch: Sequence[Any]) -> Sequence[Any]:
+        if any("poison" in prepared.value for prepared in batch):
+            raise RuntimeError("poisoned")
+        draw = self.draws.random()
+        if len(batch) > 1 and draw < 0.04:
+            raise RuntimeError("a fault at random")
+        if len(batch) > 1 and draw < 0.08:
+            raise MemoryError
+        if draw > 0.96:
+            time.sleep(0.05)
+        outputs: Sequence[Any] = self._model.run(batch)
+        return outputs
+
+
+def chaotic() -> Starlette:
+    """Serve MODEL_ID as a `Chaotic` model."""
+    settings = load_settings()
+    configure_logging(settings)
+    return create_app(settings, lambda wanted: Chaotic(load_pipeline(wanted)))
 
 
 def stuck_loading() -> Starlette:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import batching
-from batching import Batch, BatchLimit, Worker
+from batching import Batch, Batcher, BatchLimit
 from config import Settings
 from entries import Entry, Request
 from errors import (
@@ -25,6 +25,7 @@ from errors import (
 from metrics import Metrics
 from queueing import RequestQueue, State
 from tests.fakes import FakeModel, Gate
+from worker import Worker
 
 pytestmark = pytest.mark.anyio
 
@@ -128,8 +129,8 @@ async def next_batch_of(enqueued_ago_s: list[float], **settings: Any) -> list[En
         pending = request("x")
         queue._admit(pending)
         queue._entries._queue[-1].enqueued_at -= ago  # type: ignore[attr-defined]
-    worker = Worker(options, queue, FakeModel)
-    batch, _ = await asyncio.wait_for(worker._next_batch(), 0.5)
+    batcher = Batcher(options, queue, not_called)
+    batch, _ = await asyncio.wait_for(batcher.next_batch(), 0.5)
     return batch
 
 
@@ -150,11 +151,11 @@ async def test_clients_of_a_large_batch_may_take_a_share_of_its_time_to_return(
     options = Settings(batch_wait_ms=batch_wait_ms)
     queue = RequestQueue(options, Metrics())
     queue.start_admitting()
-    worker = Worker(options, queue, FakeModel)
+    batcher = Batcher(options, queue, not_called)
     now = asyncio.get_running_loop().time
-    worker._last = Batch(size=4, taken_s=100.0, ended_at=now())
+    batcher._last = Batch(size=4, taken_s=100.0, ended_at=now())
     queue._admit(request("back first"))
-    batch = asyncio.create_task(worker._next_batch())
+    batch = asyncio.create_task(batcher.next_batch())
     await asyncio.sleep(0.02)
     for _ in range(3):
         queue._admit(request("back"))
@@ -167,10 +168,10 @@ async def test_clients_of_a_batch_of_minutes_get_no_more_than_the_bound_to_retur
     options = Settings()
     queue = RequestQueue(options, Metrics())
     queue.start_admitting()
-    worker = Worker(options, queue, FakeModel)
-    worker._last = Batch(size=4, taken_s=600.0, ended_at=asyncio.get_running_loop().time())
+    batcher = Batcher(options, queue, not_called)
+    batcher._last = Batch(size=4, taken_s=600.0, ended_at=asyncio.get_running_loop().time())
     queue._admit(request("alone"))
-    batch, _ = await asyncio.wait_for(worker._next_batch(), 1)
+    batch, _ = await asyncio.wait_for(batcher.next_batch(), 1)
     assert len(batch) == 1
 
 
@@ -178,7 +179,7 @@ async def test_late_arrivals_do_not_restart_the_deadline() -> None:
     options = Settings(batch_wait_ms=60)
     queue = RequestQueue(options, Metrics())
     queue.start_admitting()
-    batch = asyncio.create_task(Worker(options, queue, FakeModel)._next_batch())
+    batch = asyncio.create_task(Batcher(options, queue, not_called).next_batch())
     while not batch.done():
         if queue.state is State.READY and len(queue.in_flight) < 1000:
             queue._admit(request("x"))
@@ -308,6 +309,10 @@ async def test_error_names_the_input_of_a_list() -> None:
             await queue.submit(request("a", "invalid", "c"))
         with pytest.raises(Rejected, match=r"^not a valid text$"):
             await queue.submit(request("invalid"))
+
+
+async def not_called(*_arguments: Any) -> Any:
+    """Stand in for the model thread where there is nothing to call."""
 
 
 def raise_on(word: str, error: Callable[[], BaseException]) -> Callable[[list[str]], None]:

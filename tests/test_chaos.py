@@ -1,6 +1,8 @@
-"""2,000 requests from 64 clients, good, bad, hurried and hanging up, against the real server.
+"""Thousands of requests from 64 clients, good, bad, hurried and hanging up, at the real server.
 
-Afterwards every answer was right, the counts add up, the gauges are at zero, the server is alive.
+Meanwhile its model fails, stalls and runs out of memory at random, and is loaded anew. Afterwards
+every answer was right, the counts add up and are those of /metrics, the gauges are at zero, the
+server is alive, and, of enough requests (CHAOS_REQUESTS), its memory has not grown.
 """
 
 from __future__ import annotations
@@ -8,23 +10,33 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 import re
 import signal
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
+import pytest
 from transformers import pipeline
 
 from tests.models import assert_same
 from tests.processes import ROOT, Server, server
+from tests.test_metrics import scraped
 
-REQUESTS = 2000
+REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "2000"))
+WARM = 20_000  # requests after which memory may grow no more
+GROWTH = 1.03
+RELOAD_EVERY_S = 2 if REQUESTS < WARM else 30
+TIMEOUT_S = 60 + REQUESTS / 20
 CLIENTS = 64
 WORDS = ["the", "a", "dog", "cat", "king", "river", "of", "in", "under", "small", "to", "is"]
 JSON = "application/json"
+MEMORY = "process_resident_memory_bytes"
 
 BAD: list[tuple[bytes, str, int]] = [
     (b"no mask here", "", 422),
@@ -60,6 +72,7 @@ class Client:
 
     def __init__(self, running: Server, expected: dict[str, Any]) -> None:
         self.counts: Counter[str] = Counter()
+        self.warm_bytes = 0.0
         self._port = running.port
         self._expected = expected
 
@@ -88,6 +101,19 @@ class Client:
         assert status == 200, answer
         self.check([text], answer, top_k)
         self.counts["right"] += 1
+
+    async def many(self, rng: random.Random) -> None:
+        texts = rng.choices(list(self._expected), k=rng.randint(2, 12))
+        status, answer = await self.ask(json.dumps({"inputs": texts}).encode(), JSON)
+        assert status == 200, answer
+        self.check(texts, answer, 5)
+        self.counts["right"] += 1
+
+    async def poisoned(self, rng: random.Random) -> None:
+        text = f"poison {rng.choice(list(self._expected))}"
+        status, answer = await self.ask(text.encode())
+        assert (status, answer["error_type"]) == (424, "backend")
+        self.counts["failed"] += 1
 
     async def bad(self, rng: random.Random) -> None:
         body, content_type, expected = rng.choice(BAD)
@@ -121,17 +147,30 @@ class Client:
             assert_same(answer, expected[:top_k] if one_mask else [m[:top_k] for m in expected])
 
 
-async def storm(client: Client) -> None:
-    """Let CLIENTS clients work through REQUESTS requests of all kinds."""
+async def storm(client: Client, running: Server) -> None:
+    """Let CLIENTS clients work through REQUESTS requests of all kinds, and load the model anew."""
     rng = random.Random(7)
-    kinds = [client.good, client.bad, client.hang_up, client.hurried]
-    plan = iter(rng.choices(kinds, weights=[75, 10, 10, 5], k=REQUESTS))
+    kinds = [client.good, client.many, client.poisoned, client.bad, client.hang_up, client.hurried]
+    plan = iter(rng.choices(kinds, weights=[70, 4, 1, 10, 10, 5], k=REQUESTS))
 
     async def work() -> None:
         for kind in plan:
             await kind(rng)
+            if client.counts.total() == WARM:
+                client.warm_bytes = (await asyncio.to_thread(scraped, running))[MEMORY]
 
+    async def reload() -> None:
+        headers = {"authorization": "Bearer root"}
+        async with httpx.AsyncClient(timeout=60, headers=headers) as http:
+            while True:
+                await asyncio.sleep(RELOAD_EVERY_S)
+                answer = await http.post(running.url + "/admin/reload")
+                assert answer.status_code == 200, answer.text
+
+    reloading = asyncio.create_task(reload())
     await asyncio.gather(*(work() for _ in range(CLIENTS)))
+    reloading.cancel()
+    await asyncio.gather(reloading, return_exceptions=True)
 
 
 async def ask_until_closed(client: Client, texts: list[str], answered: dict[str, int]) -> None:
@@ -172,20 +211,48 @@ def test_terminate_under_load_breaks_no_admitted_request(tmp_path: Path) -> None
     sys.stdout.write(f"32 clients, SIGTERM: {Counter(answered.values())}, none broken\n")
 
 
+def check_metrics(found: Mapping[str, float], counts: Mapping[str, int]) -> None:
+    """See that the server has counted what its clients have."""
+    ends: Counter[str] = Counter()
+    for name, value in found.items():
+        if name.startswith("requests_total"):
+            ends[name.rpartition("outcome=")[2].rstrip("}")] += int(value)
+    assert {"invalid": counts["refused"], "expired": counts["expired"]}.items() <= ends.items()
+    assert ends["failed"] == counts["failed"]
+    assert counts["right"] <= ends["ok"] <= counts["right"] + counts["hung up"]
+    assert ends["ok"] + ends["cancelled"] <= counts["right"] + counts["hung up"]
+    assert set(ends) == {"ok", "invalid", "failed", "expired", "cancelled"}
+    assert (found["queue_size"], found["in_flight"], found["ready"]) == (0, 0, 1)
+    for name in ("batch_retries_total", "out_of_memory_total", "reloads_total{outcome=done}"):
+        assert found[name] > 0
+
+
+@pytest.mark.timeout(2 * TIMEOUT_S)
 def test_chaos_leaves_every_answer_right_and_the_server_alive(tmp_path: Path) -> None:
     fill_mask = pipeline("fill-mask", str(ROOT / "models/tiny-fill-mask"), dtype="float32")
     texts = sentences(random.Random(3), 150)
     expected = {text: fill_mask(text) for text in texts}
-    with server("server:app", tmp_path, log_level="warning") as running:
+    settings = {"log_level": "error", "admin_key": "root"}
+    with server("tests.apps:chaotic", tmp_path, **settings) as running:
         running.wait_until_ready()
         client = Client(running, expected)
-        asyncio.run(asyncio.wait_for(storm(client), 100))
+        asyncio.run(asyncio.wait_for(storm(client, running), TIMEOUT_S))
         assert client.counts.total() == REQUESTS
-        assert min(client.counts.values()) > 20
-        sys.stdout.write(f"{REQUESTS} requests, {CLIENTS} clients: {dict(client.counts)}\n")
+        assert min(client.counts.values()) > 10
         running.wait_until((0, 0))
+        found = scraped(running)
+        check_metrics(found, client.counts)
+        sys.stdout.write(f"{REQUESTS} requests, {CLIENTS} clients: {dict(client.counts)}\n")
+        reloads, retries = found["reloads_total{outcome=done}"], found["batch_retries_total"]
+        sys.stdout.write(f"{reloads:.0f} reloads, {retries:.0f} batches halved\n")
+        if client.warm_bytes:
+            growth = found[MEMORY] / client.warm_bytes
+            sys.stdout.write(f"memory after {WARM} and after all: x{growth:.3f}\n")
+            assert growth <= GROWTH
         status, answer = asyncio.run(client.ask(texts[0].encode()))
         assert status == 200
         assert_same(answer, expected[texts[0]])
-        assert "Traceback" not in running.log
+        told = [line for line in running.log.splitlines() if re.match(r"\d{4}-", line)]
+        assert len(told) == client.counts["failed"]
+        assert all("the model failed" in line for line in told)
         assert running.stop() == 0

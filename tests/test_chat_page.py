@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Locator, Page, Request, Route, expect
 
-from server import PAGE_HEADERS
+from api.about import PAGE_HEADERS
 from tests.processes import ROOT, Server, server
 from tests.tiny_causal import saved_causal
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from batching import Worker
 from config import Settings
 from entries import Part, Request, Response
 from errors import ClientGone, DeadlinePassed, ModelFailed, NotServing, Overloaded, Rejected
 from metrics import Metrics
 from queueing import RequestQueue, State
 from tests.fakes import FakeGenerator
+from worker import Worker
 
 pytestmark = pytest.mark.anyio
 

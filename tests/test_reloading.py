@@ -22,7 +22,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from batching import Worker
 from config import Settings
 from entries import Request
 from errors import Conflict, LoadError, NotServing, Rejected
@@ -33,6 +32,7 @@ from stages import Generator, Model
 from tests.fakes import FakeGenerator, FakeModel, Gate
 from tests.processes import ROOT, Server, server
 from tests.test_metrics import scraped
+from worker import Worker
 
 pytestmark = pytest.mark.anyio
 
