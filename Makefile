@@ -26,9 +26,10 @@ bench-quick: .venv/developing
 bench-limit: .benchmarks/venv/ready
 	HF_HUB_OFFLINE=1 .benchmarks/venv/bin/python -m benchmarks.limit
 
-# 200,000 requests of all kinds while the model fails at random and is loaded anew (minutes).
+# 200,000 requests of all kinds while the model fails at random and is loaded anew, 20 stops under
+# load, 10 reloads under load (a quarter of an hour).
 soak: .venv/developing
-	CHAOS_REQUESTS=200000 $(BIN)/pytest -s tests/test_chaos.py
+	CHAOS_REQUESTS=200000 TERMINATIONS=20 RELOADS=10 $(BIN)/pytest -s tests/test_chaos.py tests/test_reloading.py
 
 clean:
 	rm -rf .venv .benchmarks .coverage .mypy_cache .pytest_cache .ruff_cache

@@ -1,8 +1,9 @@
-"""How fast `/livez` answers while the model computes on all cores, 2 s per batch.
+"""How fast probes and metrics answer while the model computes on all cores.
 
     python -m benchmarks.livez
 
-Thirty-two clients keep the queue filled; one asks `/livez` every 20 ms for 20 s.
+Thirty-two clients keep the queue filled for 20 s, first of a model that multiplies matrices for 2 s
+per batch, then of a BERT-base; another client asks `/livez`, `/readyz` and `/metrics` all the time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 import httpx
 from starlette.applications import Starlette
 
+from benchmarks.models import model_folder
 from config import Settings, load_settings
 from server import create_app
 from tests.fakes import FakeModel
@@ -25,6 +27,7 @@ from tests.processes import Server, server
 BATCH_S = 2.0
 MEASURE_S = 20.0
 CLIENTS = 32
+PROBES = ("/livez", "/readyz", "/metrics")
 
 
 def busy() -> Starlette:
@@ -47,45 +50,48 @@ def busy() -> Starlette:
     return create_app(settings, load)
 
 
-async def measure(running: Server) -> tuple[list[float], int, int]:
-    """Return the latencies of /livez (ms), the answered requests and the largest queue depth."""
-    latencies_ms: list[float] = []
-    answered = 0
+async def measure(running: Server) -> dict[str, list[float]]:
+    """Return the latencies of each of PROBES, in ms, and the latencies of the requests."""
+    found: dict[str, list[float]] = {path: [] for path in (*PROBES, "requests")}
     end = time.monotonic() + MEASURE_S
 
     async def ask(client: httpx.AsyncClient) -> None:
-        nonlocal answered
         while time.monotonic() < end:
-            answer = await client.post(running.url, content=b"text")
-            answered += answer.status_code == 200
+            started = time.perf_counter()
+            (await client.post(running.url, content=b"a [MASK] text")).raise_for_status()
+            found["requests"].append((time.perf_counter() - started) * 1000)
 
     async with httpx.AsyncClient(timeout=60) as client, asyncio.TaskGroup() as tasks:
         for _ in range(CLIENTS):
             tasks.create_task(ask(client))
-        depth = 0
         while time.monotonic() < end:
-            started = time.perf_counter()
-            (await client.get(running.url + "/livez")).raise_for_status()
-            latencies_ms.append((time.perf_counter() - started) * 1000)
-            depth = max(depth, (await client.get(running.url + "/info")).json()["queue_depth"])
+            for path in PROBES:
+                started = time.perf_counter()
+                (await client.get(running.url + path)).raise_for_status()
+                found[path].append((time.perf_counter() - started) * 1000)
             await asyncio.sleep(0.02)
-    return latencies_ms, answered, depth
+    return found
 
 
 def main() -> None:
-    """Run the server, measure, print."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        server("benchmarks.livez:busy", Path(folder), max_batch_size=8) as running,
+    """Run the servers, measure, print."""
+    base = {"model_id": model_folder("base"), "log_level": "error"}
+    for name, target, settings in (
+        (f"batches of {BATCH_S:g} s", "benchmarks.livez:busy", {"max_batch_size": 8}),
+        ("BERT-base", "server:app", base),
     ):
-        running.wait_until_ready()
-        latencies_ms, answered, depth = asyncio.run(measure(running))
-    cuts = statistics.quantiles(latencies_ms, n=100)
-    sys.stdout.write(
-        f"/livez while batches take {BATCH_S:g} s: {len(latencies_ms)} asked, "
-        f"p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms, max {max(latencies_ms):.1f} ms; "
-        f"{answered} requests answered, queue depth up to {depth}\n"
-    )
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            server(target, Path(folder), **settings) as running,
+        ):
+            running.wait_until_ready()
+            found = asyncio.run(measure(running))
+        for path, latencies_ms in found.items():
+            cuts = statistics.quantiles(latencies_ms, n=100)
+            sys.stdout.write(
+                f"{name}: {path}: {len(latencies_ms)} asked, p50 {cuts[49]:.1f} ms, "
+                f"p99 {cuts[98]:.1f} ms, max {max(latencies_ms):.1f} ms\n"
+            )
 
 
 if __name__ == "__main__":

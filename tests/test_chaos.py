@@ -29,6 +29,7 @@ from tests.processes import ROOT, Server, server
 from tests.test_metrics import scraped
 
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "2000"))
+TERMINATIONS = int(os.environ.get("TERMINATIONS", "1"))
 WARM = 20_000  # requests after which memory may grow no more
 GROWTH = 1.03
 RELOAD_EVERY_S = 2 if REQUESTS < WARM else 30
@@ -198,7 +199,8 @@ async def storm_and_terminate(client: Client, running: Server, texts: list[str])
     return answered
 
 
-def test_terminate_under_load_breaks_no_admitted_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("_time", range(TERMINATIONS))
+def test_terminate_under_load_breaks_no_admitted_request(_time: int, tmp_path: Path) -> None:
     fill_mask = pipeline("fill-mask", str(ROOT / "models/tiny-fill-mask"), dtype="float32")
     expected = {text: fill_mask(text) for text in sentences(random.Random(5), 20)}
     with server("server:app", tmp_path) as running:
