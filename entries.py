@@ -93,10 +93,12 @@ class Switch:
 
     Attributes:
         model: Loaded.
+        taken: Set when it answers what comes.
         done: Set when the model before has answered all that came before, and is dropped.
     """
 
     model: Model | Generator
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -119,7 +119,7 @@ class Generation:
             entry.forward_s = now - entry.taken_at
             self._queue.record_drain(1, now - max(entry.taken_at, self._ended_at))
             self._ended_at = now
-            self._queue.metrics.count_generated(event.value)
+            self._queue.metrics.count_generated(event.value, entry.taken_at - entry.enqueued_at)
             entry.answer(event.value, event.tokens)
         elif self._model.broken:
             retry_after_s = self._queue.retry_after_s()

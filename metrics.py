@@ -28,6 +28,8 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 INPUTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 SHARES = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+REASONS = ("queue_full", "loading", "recovering", "draining", "dead")
+RELOADS = ("done", "failed")
 GAUGES: Mapping[str, str] = {
     "queue_size": "Inputs that wait for the model.",
     "in_flight": "Admitted requests that have no answer yet.",
@@ -60,6 +62,10 @@ class Metrics:
         self.batch_retries = self._counter("batch_retries", "Batches halved after a failure.")
         self.out_of_memory = self._counter("out_of_memory", "Calls that ran out of memory.")
         self.reloads = self._counter("reloads", "Models loaded in place of another.", ("outcome",))
+        for reason in REASONS:
+            self._rejected.labels(reason)
+        for outcome in RELOADS:
+            self.reloads.labels(outcome)
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts answered.")
         self._new_tokens = self._counter("generated_tokens", "Tokens generated for whole answers.")
         self._request_duration = self._seconds("request", "From head of request to last byte sent.")
@@ -67,7 +73,9 @@ class Metrics:
         self._prepare_duration = self._seconds("prepare", "Tokenising a batch.")
         self._inference_duration = self._seconds("inference", "A forward pass.")
         self._finish_duration = self._seconds("finish", "Writing the answers of a batch.")
-        self._first_token = self._seconds("time_to_first_token", "From start to first token.", "")
+        self._first_token = self._seconds(
+            "time_to_first_token", "From admission to first token.", ""
+        )
         self._next_token = self._seconds("time_per_output_token", "From one token to the next.", "")
         self._batch_size = self._histogram("batch_size", "Inputs in a forward pass.", INPUTS)
         self._batch_tokens = self._histogram("batch_tokens", "Tokens in a forward pass.", TOKENS)
@@ -117,11 +125,11 @@ class Metrics:
             if cost.computed_tokens:
                 self._padding.observe(1 - cost.tokens / cost.computed_tokens)
 
-    def count_generated(self, answer: Generated) -> None:
-        """Count a whole answer of a generating model."""
+    def count_generated(self, answer: Generated, queue_s: float) -> None:
+        """Count a whole answer of a generating model, to a prompt that waited for `queue_s`."""
         self._prompt_tokens.inc(answer.prompt_tokens)
         self._new_tokens.inc(answer.new_tokens)
-        self._first_token.observe(answer.first_token_ms / 1000)
+        self._first_token.observe(queue_s + answer.first_token_ms / 1000)
         if answer.new_tokens > 1:
             self._next_token.observe(answer.next_token_ms / 1000)
 

@@ -18,7 +18,10 @@ from errors import DeadlinePassed, NotServing, Overloaded, RequestError
 from metrics import Metrics
 
 RETRY_AFTER_MAX_S = 30
-TOO_LATE = "the deadline passed before the answer was ready"
+TOO_LATE = (
+    "the deadline passed before the answer was ready; "
+    "REQUEST_TIMEOUT_S and X-Request-Timeout say how long it may take"
+)
 SMOOTHING = 0.2  # weight of the newest batch in the measured drain rate
 
 

@@ -23,6 +23,9 @@ from worker import Worker
 
 logger = logging.getLogger(__name__)
 
+# What /info says: loading; answering what comes, while the model before answers what came before.
+LOADING, TAKING_OVER = "loading", "taking over"
+
 
 class Reloader:
     """Loads models in place of the one that serves, one at a time.
@@ -80,7 +83,8 @@ class Reloader:
         """
         self._queue.check_serving()
         if self.busy:
-            raise Conflict(f"model {self._progress['model_id']!r} is being loaded")
+            what = "is loading" if self._progress["state"] == LOADING else "takes over"
+            raise Conflict(f"model {self._progress['model_id']!r} {what}: wait until that is done")
         assert self._worker.model is not None
         update = {"task": self._worker.model.info["task"]}
         if model_id is not None:
@@ -93,19 +97,21 @@ class Reloader:
 
     async def _reload(self, wanted: Settings) -> Mapping[str, Any]:
         logger.info("loading model %r beside the one that serves", wanted.model_id)
-        self._progress["state"] = "loading"
+        self._progress["state"] = LOADING
         try:
             model = await self._loaded(wanted)
         except Rejected as error:
             logger.error("reload: %s", error)
             self._end("failed", reason=str(error))
             raise
-        self._progress["state"] = "switching"
         switch = Switch(model)
         self._queue.switch(switch)
+        await switch.taken.wait()
+        logger.info("model %r answers what comes now", wanted.model_id)
+        self._progress["state"] = TAKING_OVER
         await switch.done.wait()
+        logger.info("the model before has ended")
         self._end("done")
-        logger.info("model %r answers now", wanted.model_id)
         return self._progress
 
     async def _loaded(self, wanted: Settings) -> Model | Generator:
@@ -128,7 +134,7 @@ class Reloader:
             try:
                 await self.reload()
             except RequestError as error:
-                logger.error("SIGHUP: %s", error)
+                logger.warning("SIGHUP: %s", error)
 
         self._hangup = asyncio.create_task(reload())
 

@@ -48,7 +48,10 @@ STATUS: Mapping[type[errors.RequestError], int] = {
     errors.DeadlinePassed: 504,
 }
 
-EXPOSED = ("x-request-id", "x-queue-time", "x-inference-time", "x-total-time", "x-batch-size")
+EXPOSED = (
+    *("x-request-id", "x-queue-time", "x-inference-time", "x-total-time", "x-batch-size"),
+    *("x-first-token-time", "x-time-per-token", "retry-after"),
+)
 
 
 async def on_request_error(request: HTTPRequest, error: Exception) -> Response:
@@ -141,6 +144,7 @@ def create_app(
                 for path in (endpoints.COMPLETIONS, endpoints.CHAT)
             ),
             Route("/v1/models", endpoints.models),
+            Route("/v1/models/{model_id:path}", endpoints.models),
             *(Route(path, about.ready) for path in ("/health", "/readyz", "/ping")),
             Route("/livez", about.live),
             Route("/info", about.info),
@@ -183,8 +187,8 @@ def cross_origin(settings: Settings) -> list[Middleware]:
             CORSMiddleware,
             allow_origins=origins,
             allow_methods=("GET", "POST"),
-            allow_headers=("authorization", "content-type", "x-request-id", "x-request-timeout"),
-            expose_headers=(*EXPOSED, "retry-after"),
+            allow_headers=("*",),  # clients of other services send some of their own
+            expose_headers=EXPOSED,
         )
     ]
 

@@ -49,6 +49,8 @@ class Token:
         logprob: Natural logarithm of its probability, if it was asked for.
         best: The likeliest tokens in its place, as (id, text, logprob), if they were asked for.
         special: Belongs to no text; an end-of-sequence token, for one.
+        alone: What it would be by itself, if probabilities were asked for; half a character shows
+            as U+FFFD.
     """
 
     id: int
@@ -56,6 +58,7 @@ class Token:
     logprob: float | None = None
     best: Sequence[tuple[int, str, float]] = ()
     special: bool = False
+    alone: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,5 +142,5 @@ def _log(scope: Scope, status: int, total_ms: float) -> None:
         text += ": queue %(queue_ms).1f, inference %(inference_ms).1f, batch of %(batch_size)d"
     if error is not None:
         facts["cause"] = str(error)
-        text += " %(cause)s"
+        text += ", %(outcome)s: %(cause)s"
     logger.log(level, text, facts, extra={"facts": facts})

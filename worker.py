@@ -88,7 +88,7 @@ class Worker:
             assert self.model is not None
             assert not isinstance(self.model, Generator)
             switch = await self.batcher.run(self.model)
-            self.model = switch.model
+            self._take(switch)
             await self._end_switch(switch)
 
     async def _generate(self) -> None:
@@ -107,7 +107,7 @@ class Worker:
                 self._generations.add(generation)
                 running = tasks.create_task(generation.run())
                 switch = await generation.switch
-                self.model = switch.model
+                self._take(switch)
                 tasks.create_task(self._retire(model, generation, running, switch))
 
     async def _retire(
@@ -123,6 +123,10 @@ class Worker:
         await self._call(model.close)
         del model, generation, running
         await self._end_switch(switch)
+
+    def _take(self, switch: Switch) -> None:
+        self.model = switch.model
+        switch.taken.set()
 
     async def _end_switch(self, switch: Switch) -> None:
         await self._call(switch.model.memory.reclaim)

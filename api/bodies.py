@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails, from_json
 from api.formats import check_text
 from entries import Response
 from errors import Empty, InvalidRequest, Malformed, ModelFailed, Rejected, TooLarge
+from stages import Generated
 
 SHOWN_FAULTS = 3
 SHOWN_CHARACTERS = 80
@@ -54,7 +55,9 @@ def validated(model: type[BaseModel], value: Any) -> Any:
         return model.model_validate(value)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
-        raise Rejected("; ".join(map(_describe, faults[:SHOWN_FAULTS]))) from None
+        nests = "parameters" in model.model_fields
+        told = [_describe(fault, nests) for fault in faults[:SHOWN_FAULTS]]
+        raise Rejected("; ".join(told)) from None
 
 
 def _check_keys(body: Mapping[str, Any]) -> None:
@@ -71,8 +74,13 @@ def _check_keys(body: Mapping[str, Any]) -> None:
             value = value.get(inner)
 
 
-def _describe(fault: ErrorDetails) -> str:
-    """Write a fault as `path: reason`, the path as a reader of JSON would write it."""
+def _describe(fault: ErrorDetails, nests: bool) -> str:
+    """Write a fault as `path: reason`, the path as a reader of JSON would write it.
+
+    Args:
+        fault: Of pydantic.
+        nests: The body has its parameters in an object of their own.
+    """
     path = ""
     for step in fault["loc"]:
         if isinstance(step, int):
@@ -82,9 +90,15 @@ def _describe(fault: ErrorDetails) -> str:
             name = name if name.isidentifier() else repr(name)
             path += f".{name}" if path else name
     reason = fault["msg"]
-    if fault["type"] == "extra_forbidden":
-        nested = "" if len(fault["loc"]) > 1 else "; parameters go under `parameters`"
-        reason = f"there is no such parameter{nested}"
+    match fault["type"]:
+        case "extra_forbidden":
+            reason = "there is no such parameter" if nests else "not served here; leave it out"
+            if nests and len(fault["loc"]) == 1:
+                reason += "; parameters go under `parameters`"
+        case "none_required":
+            reason = "not served here; leave it out"
+        case "literal_error":
+            reason = f"send {fault['ctx']['expected']}"
     return f"{path or 'body'}: {reason}"
 
 
@@ -121,6 +135,8 @@ def timing(responses: Sequence[Response]) -> dict[str, str]:
 def facts(responses: Sequence[Response]) -> dict[str, float]:
     """Return what the log tells of an answer: of a list the longest times, and all tokens."""
     slowest = max(responses, key=lambda response: response.inference_ms)
+    generated = [each.output for each in responses if isinstance(each.output, Generated)]
+    tokens = {"output_tokens": sum(each.new_tokens for each in generated)} if generated else {}
     return {
         "queue_ms": round(max(response.queue_ms for response in responses), 1),
         "prepare_ms": round(slowest.prepare_ms, 1),
@@ -129,6 +145,7 @@ def facts(responses: Sequence[Response]) -> dict[str, float]:
         "batch_size": slowest.batch_size,
         "inputs": len(responses),
         "input_tokens": sum(response.tokens for response in responses),
+        **tokens,
     }
 
 

@@ -94,14 +94,20 @@ async def embeddings(request: HTTPRequest) -> Response:
 
 
 async def models(request: HTTPRequest) -> Response:
-    """List the one model.
+    """List the one model, or tell of it.
 
     Raises:
         Unauthorized: There is an API key and the request does not carry it.
     """
     settings = service(request).settings
     http.authorize(request, settings.api_key)
-    return openai.models(model_info(request).get("model_id", settings.model_id))
+    model_id = model_info(request).get("model_id", settings.model_id)
+    wanted = request.path_params.get("model_id")
+    if wanted is None:
+        return openai.models(model_id)
+    if wanted != model_id:
+        raise HTTPException(404, f"the model here is {model_id!r}")
+    return openai.model(model_id)
 
 
 async def _admitted_body(request: HTTPRequest) -> tuple[float, bytes]:

@@ -70,7 +70,9 @@ class Door:
             await self._app(scope, receive, send)
             return
         request_id = telemetry.request_id(scope)
-        logger.debug("request %s: %s", request_id, overloaded)
+        if logger.isEnabledFor(logging.DEBUG):
+            facts = {"request_id": request_id, "path": scope["path"], "outcome": overloaded.outcome}
+            logger.debug("request %s: %s", request_id, overloaded, extra={"facts": facts})
         self._count()
         key = scope["path"], overloaded.retry_after_s
         response = self._answers.get(key)
@@ -113,7 +115,10 @@ def authorize(request: HTTPRequest, keys: SecretStr | None) -> None:
     given = key.strip().encode()
     known = [hmac.compare_digest(given, each.encode()) for each in each_key(keys)]
     if scheme.lower() != "bearer" or not any(known):
-        raise Unauthorized("send the key as `Authorization: Bearer …`")
+        wrong = scheme.lower() == "bearer" and given
+        raise Unauthorized(
+            "the key is wrong" if wrong else "send the key as `Authorization: Bearer …`"
+        )
 
 
 def timeout_s(request: HTTPRequest, settings: Settings) -> float:

@@ -80,8 +80,16 @@ def _packed(vector: Sequence[float]) -> str:
 
 def models(model_id: str) -> JSONResponse:
     """List the one model."""
-    model = {"id": model_id, "object": "model", "created": CREATED, "owned_by": "onequeue"}
-    return JSONResponse({"object": "list", "data": [model]})
+    return JSONResponse({"object": "list", "data": [_model(model_id)]})
+
+
+def model(model_id: str) -> JSONResponse:
+    """Tell of the one model."""
+    return JSONResponse(_model(model_id))
+
+
+def _model(model_id: str) -> Mapping[str, Any]:
+    return {"id": model_id, "object": "model", "created": CREATED, "owned_by": "onequeue"}
 
 
 def error_body(message: str, code: str, status: int) -> Mapping[str, Any]:

@@ -44,6 +44,12 @@ class Message(Strict):
     name: str | None = None
 
 
+class PlainText(Strict):
+    """The format of an answer: text."""
+
+    type: Literal["text"]
+
+
 class StreamOptions(Strict):
     """What a stream holds."""
 
@@ -75,7 +81,10 @@ class GenerationBody(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: One | None = Field(None, description="Answers to a prompt: one.")
-    user: str | None = Field(None, description="Ignored.")
+    user: str | None = Field(None, description="Ignored, like those below: they ask for nothing.")
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    store: Off | None = None
 
     @field_validator("logit_bias")
     @classmethod
@@ -93,6 +102,10 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = Field(None, ge=1, description="New tokens at most.")
     logprobs: bool | None = Field(None, description="Tell the probability of each token.")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="And of so many others.")
+    tools: list[Any] | None = Field(None, max_length=0, description="None are served.")
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: PlainText | None = None
 
 
 class CompletionBody(GenerationBody):

@@ -127,7 +127,7 @@ def _logprobs(tokens: Sequence[Token]) -> dict[str, Any] | None:
     return {
         "content": [
             {
-                **_named(token.text, token.logprob),
+                **_named(token.alone, token.logprob),
                 "top_logprobs": [_named(text, value) for _, text, value in token.best],
             }
             for token in known
@@ -137,7 +137,8 @@ def _logprobs(tokens: Sequence[Token]) -> dict[str, Any] | None:
 
 
 def _named(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    whole = "\N{REPLACEMENT CHARACTER}" not in text  # else half a character, whose bytes are lost
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
 def _usage(responses: Sequence[Response]) -> dict[str, int]:

@@ -71,9 +71,10 @@ def one(responses: Sequence[Response]) -> HTTPResponse:
 def pace(responses: Sequence[Response]) -> dict[str, str]:
     """Return the headers that tell how an answer came: as `timing`, and token by token (ms)."""
     outputs: list[Generated] = [response.output for response in responses]
+    firsts = [response.queue_ms + response.output.first_token_ms for response in responses]
     return {
         **timing(responses),
-        "x-first-token-time": f"{max(output.first_token_ms for output in outputs):.1f}",
+        "x-first-token-time": f"{max(firsts):.1f}",
         "x-time-per-token": f"{max(output.next_token_ms for output in outputs):.1f}",
     }
 

@@ -21,6 +21,7 @@ from inference.joining import join
 from inference.prompts import Rules
 from inference.sampling import Settings
 from inference.sources import Source
+from inference.tasks import architectures
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,9 @@ def load(
     Raises:
         ValueError: The weights lack something, or the engine has no use for the model.
     """
+    architecture = (config.architectures or ["none"])[0]
+    if architecture not in architectures(transformers.AutoModelForCausalLM, config):
+        raise ValueError(f"{architecture} is no causal language model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(source.path, **source.common)
     model = _weights(source, config, about, settings)
     context = _context(model, tokenizer, settings.cache_tokens)

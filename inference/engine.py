@@ -131,12 +131,19 @@ class Engine:
         self._manager.stop(block=True, timeout=STOP_S, hard_stop=True)
 
     def cache_use(self) -> tuple[int, int]:
-        """Return how many tokens the cache holds, and how many it has room for."""
+        """Return for how many tokens running requests hold pages, and for how many there are pages.
+
+        Pages of requests that have ended may be kept for prompts that begin alike, but whoever
+        needs them gets them: they count as free.
+        """
         processor = self._manager.batch_processor
         if processor is None:
             return 0, 0
-        room = processor.cache.num_blocks * PAGE_TOKENS
-        return round(room * (1 - processor.cache.compute_free_capacity())), room
+        held = [
+            len({page for pages in list(allocator.block_table.values()) for page in pages})
+            for allocator in processor.cache.cache_allocators.values()
+        ]
+        return max(held, default=0) * PAGE_TOKENS, processor.cache.num_blocks * PAGE_TOKENS
 
     def _start(self) -> ContinuousBatchingManager:
         manager = _manager(self._model, self._ends, self._limits)

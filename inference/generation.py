@@ -222,7 +222,7 @@ class GenerationModel:
             return Token(token, text, special=special)
         logprob, best = run.sampler.logprobs[place]
         named = [(each, self._decode([each]), value) for each, value in best]
-        return Token(token, text, logprob, named, special)
+        return Token(token, text, logprob, named, special, alone=self._decode([token]))
 
 
 def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:

@@ -36,6 +36,7 @@ from stages import Generator, Model
 logger = logging.getLogger(__name__)
 
 LOGGERS = ("transformers", "huggingface_hub", engine.LOGGER)
+REASON_CHARACTERS = 300
 SWITCH_INTERVAL_S = 0.0001
 TEXT_TASKS: dict[str, Callable[[Pipeline], TextTask]] = {
     "fill-mask": FillMask,
@@ -68,7 +69,7 @@ def load(settings: Settings) -> Model | Generator:
         model.memory.reclaim()
     except Exception as error:
         logger.debug("loading failed", exc_info=error)
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = " ".join(str(error).split())[:REASON_CHARACTERS] or type(error).__name__
         if "safetensors" in reason and not settings.allow_pickle:
             reason += " (ALLOW_PICKLE=true loads pickled weights too: only if you trust them)"
         raise LoadError(f"cannot load model {settings.model_id!r}: {reason}") from error

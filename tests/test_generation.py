@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.processes import Server, server
 from tests.tiny_causal import saved_causal
 
+CHAT_PATH = "/v1/chat/completions"
 CHAT: Any = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Who are you?"},
@@ -51,9 +53,14 @@ def client(running: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
 
 
+@cache
+def untouched(folder: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
 def generated(folder: str, tokens: list[int], most: int) -> list[int]:
     """Return what the untouched model generates."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = untouched(folder)
     with torch.inference_mode():
         output = model.generate(torch.tensor([tokens]), do_sample=False, max_new_tokens=most)
     new: list[int] = output[0, len(tokens) :].tolist()
@@ -279,6 +286,31 @@ def test_probabilities_are_told_when_asked_for(client: openai.OpenAI) -> None:
     for token in logprobs.content:
         assert token.logprob == pytest.approx(token.top_logprobs[0].logprob)
         assert len(token.top_logprobs) == 2
+        assert token.token == token.top_logprobs[0].token
+        whole = "\ufffd" not in token.token
+        assert token.bytes == (list(token.token.encode()) if whole else None)
+
+
+def test_what_asks_for_nothing_is_taken(running: Server) -> None:
+    nothing = {
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "service_tier": "auto",
+        "store": False,
+        "metadata": {"a": "b"},
+        "n": 1,
+    }
+    assert post(running, CHAT_PATH, messages=CHAT, max_tokens=2, **nothing).status_code == 200
+    nulls = dict.fromkeys(nothing)
+    assert post(running, CHAT_PATH, messages=CHAT, max_tokens=2, **nulls).status_code == 200
+
+
+def test_the_model_tells_of_itself(client: openai.OpenAI, folder: str) -> None:
+    assert client.models.retrieve(folder).id == folder
+    with pytest.raises(openai.NotFoundError, match="the model here is"):
+        client.models.retrieve("other")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +335,8 @@ def test_probabilities_are_told_when_asked_for(client: openai.OpenAI) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": " "}]}, 400, "empty"),
         ("/v1/chat/completions", {"messages": [{"role": "king", "content": "a"}]}, 422, "role"),
         ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 422, "no tools"),
-        ("/v1/chat/completions", {"messages": CHAT, "tools": []}, 422, "tools"),
+        ("/v1/chat/completions", {"messages": CHAT, "tools": [{}]}, 422, "tools"),
+        ("/v1/chat/completions", {"messages": CHAT, "modalities": []}, 422, "not served here"),
         ("/v1/chat/completions", {"messages": CHAT, "top_logprobs": 2}, 422, "logprobs"),
         ("/generate", {"inputs": " "}, 400, "empty"),
         ("/generate", {"inputs": ["a", "b"]}, 413, "2 inputs"),
@@ -353,6 +386,7 @@ def test_clients_that_leave_stop_their_generation(running: Server) -> None:
     running.wait_until((0, 0))
     load = running.get("/info").json()["generation"]
     assert load["running"] == 0
+    wait_for(lambda: running.get("/info").json()["generation"]["cache_used_tokens"] == 0)
     assert post(running, "/v1/completions", prompt="a", max_tokens=3).status_code == 200
 
 

@@ -105,7 +105,9 @@ async def test_what_was_admitted_before_is_answered_by_the_old_model() -> None:
         before += [asyncio.create_task(run.queue.submit(request(text))) for text in "ab"]
         await until(lambda: run.queue.depth == 2)
         reload = asyncio.create_task(run.reloader.reload("new"))
-        await until(lambda: run.reloader.progress.get("state") == "switching")
+        await until(lambda: shelf.asked)
+        await asyncio.sleep(0.05)  # the mark is on the queue
+        assert run.reloader.progress["state"] == "loading"
         after = [asyncio.create_task(run.queue.submit(request(text))) for text in "cd"]
         await until(lambda: run.queue.depth == 4)
         gate.opened.set()
@@ -158,7 +160,7 @@ async def test_only_one_at_a_time_and_the_old_model_answers_meanwhile() -> None:
         await until(lambda: shelf.asked)
         assert run.reloader.busy
         assert run.reloader.progress["state"] == "loading"
-        with pytest.raises(Conflict, match="'new' is being loaded"):
+        with pytest.raises(Conflict, match="'new' is loading"):
             await run.reloader.reload("other")
         await run.queue.submit(request("a"))
         reload.cancel()  # the client hangs up; the reload goes on
@@ -183,6 +185,8 @@ async def test_generating_models_overlap_until_the_old_one_has_said_all() -> Non
         await until(lambda: "a" in old.running)
         reload = asyncio.create_task(run.reloader.reload("new"))
         await until(lambda: run.worker.model is new)
+        with pytest.raises(Conflict, match="'new' takes over"):
+            await run.reloader.reload("new")
         third = asyncio.create_task(run.queue.submit(request("c")))
         await until(lambda: "c" in new.running)
         new.end("c", "C")
