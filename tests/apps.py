@@ -51,10 +51,15 @@ def hurried() -> Starlette:
     return slow()
 
 
-class Chaotic:
-    """A model that fails on "poison", and at random fails, stalls or runs out of memory."""
+SHORT_EVERY_S = 5.0
 
-    draws = random.Random(1)  # of all, however often a model is loaded
+
+class Chaotic:
+    """A model that fails on "poison", and now and then fails, stalls or runs out of memory."""
+
+    # Of all, however often a model is loaded.
+    draws = random.Random(1)
+    short_at = 0.0
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -68,7 +73,8 @@ class Chaotic:
         draw = self.draws.random()
         if len(batch) > 1 and draw < 0.04:
             raise RuntimeError("a fault at random")
-        if len(batch) > 1 and draw < 0.08:
+        if len(batch) > 1 and time.monotonic() >= Chaotic.short_at:
+            Chaotic.short_at = time.monotonic() + SHORT_EVERY_S
             raise MemoryError
         if draw > 0.96:
             time.sleep(0.05)
