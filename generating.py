@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -115,7 +116,7 @@ class Generation:
             return
         self._leave(entry)
         if isinstance(event, Output):
-            now = asyncio.get_running_loop().time()
+            now = time.monotonic()
             entry.forward_s = now - entry.taken_at
             self._queue.record_drain(1, now - max(entry.taken_at, self._ended_at))
             self._ended_at = now

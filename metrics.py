@@ -68,7 +68,9 @@ class Metrics:
             self.reloads.labels(outcome)
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts answered.")
         self._new_tokens = self._counter("generated_tokens", "Tokens generated for whole answers.")
-        self._request_duration = self._seconds("request", "From head of request to last byte sent.")
+        self._request_duration = self._seconds(
+            "request", "From head of request to last byte sent; not of rejected."
+        )
         self.queue_duration = self._seconds("queue", "From admission until a batch took the input.")
         self._prepare_duration = self._seconds("prepare", "Tokenising a batch.")
         self._inference_duration = self._seconds("inference", "A forward pass.")
@@ -105,13 +107,15 @@ class Metrics:
             seconds: From its head to the last byte of its answer.
         """
         outcome = outcome_of(code, error)
-        counter = self._outcomes.get((code, outcome))
-        if counter is None:
-            counter = self._outcomes[code, outcome] = self._requests.labels(code, outcome)
-        counter.inc()
-        self._request_duration.observe(seconds)
+        self._ended(code, outcome).inc()
+        if outcome != "rejected":  # in no time, which would make an overload look fast
+            self._request_duration.observe(seconds)
         if isinstance(error, Unavailable):
             self._rejected.labels(error.reason).inc()
+
+    def expect(self, code: int, outcome: str) -> None:
+        """Show how often requests end so before the first one does; else its count is lost."""
+        self._ended(code, outcome)
 
     def count_call(self, cost: Cost) -> None:
         """Count a call of the model."""
@@ -132,6 +136,12 @@ class Metrics:
         self._first_token.observe(queue_s + answer.first_token_ms / 1000)
         if answer.new_tokens > 1:
             self._next_token.observe(answer.next_token_ms / 1000)
+
+    def _ended(self, code: int, outcome: str) -> Counter:
+        counter = self._outcomes.get((code, outcome))
+        if counter is None:
+            counter = self._outcomes[code, outcome] = self._requests.labels(code, outcome)
+        return counter
 
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
         return Counter(PREFIX + name, text, tuple(labels), registry=self._registry)

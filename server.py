@@ -114,6 +114,9 @@ def create_app(
     """
     load = load or load_pipeline
     metrics = Metrics()
+    metrics.expect(200, "ok")
+    for error, code in STATUS.items():
+        metrics.expect(code, error.outcome)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

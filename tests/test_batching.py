@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+import uvloop
 
 import batching
 from batching import Batch, Batcher, BatchLimit
@@ -508,3 +510,11 @@ async def test_stopping_while_loading_never_admits() -> None:
     queue.start_admitting()
     with pytest.raises(NotServing, match="draining"):
         await queue.submit(request("a"))
+
+
+def test_clock_of_uvloop_is_the_monotonic_one() -> None:
+    async def difference_s() -> float:
+        await asyncio.sleep(0.01)
+        return abs(asyncio.get_running_loop().time() - time.monotonic())
+
+    assert uvloop.run(difference_s()) < 0.05

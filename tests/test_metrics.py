@@ -46,7 +46,7 @@ def ended(found: Mapping[str, float]) -> dict[str, float]:
     return {
         name.removeprefix("requests_total"): value
         for name, value in found.items()
-        if name.startswith("requests_total")
+        if name.startswith("requests_total") and value
     }
 
 

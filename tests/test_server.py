@@ -120,7 +120,7 @@ def test_refusal_is_logged_with_the_request_id(
         client.post("/", content="invalid", headers={"x-request-id": "abc-3"})
     (line,) = [record for record in caplog.records if record.name == "telemetry"]
     assert line.message.startswith("request abc-3: POST '/' 422 in ")
-    assert line.message.endswith(" ms not a valid text")
+    assert line.message.endswith(" ms, invalid: not a valid text")
     assert line.facts["cause"] == "not a valid text"  # type: ignore[attr-defined]
 
 
