@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import pydantic_core
@@ -23,6 +24,8 @@ JSON_STYLE: dict[str, Any] = {
     "separators": (",", ":"),
 }
 MAX_KEYS = 32  # of a JSON object
+MAX_NESTED = 20_000
+MORE_KEYS = {"table": 10_000, "logit_bias": 300}
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -64,14 +67,21 @@ def _check_keys(body: Mapping[str, Any]) -> None:
     """Refuse an object with very many keys before each of them becomes an error.
 
     Raises:
-        Rejected: There are more than MAX_KEYS, here or below.
+        Rejected: One has more than MAX_KEYS, or than its name allows, or there are MAX_NESTED.
     """
-    value: Any = body
-    for inner in ("parameters", "tokenizer_kwargs", ""):
-        if isinstance(value, dict):
-            if len(value) > MAX_KEYS:
-                raise Rejected(f"{len(value)} keys in one object")
-            value = value.get(inner)
+    stack: list[tuple[str, Any]] = [("", body)]
+    for _ in range(MAX_NESTED):
+        if not stack:
+            return
+        name, value = stack.pop()
+        if isinstance(value, list):
+            nested = (("", each) for each in value if isinstance(each, dict | list))
+            stack += islice(nested, MAX_NESTED)
+            continue
+        if len(value) > MORE_KEYS.get(name, MAX_KEYS):
+            raise Rejected(f"{len(value)} keys in one object")
+        stack += [each for each in value.items() if isinstance(each[1], dict | list)]
+    raise Rejected(f"the body holds more than {MAX_NESTED} lists and objects")
 
 
 def _describe(fault: ErrorDetails, nests: bool) -> str:

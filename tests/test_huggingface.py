@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from api.bodies import read_object
 from api.huggingface import Call, parse, respond
 from api.tasks import FORMATS
 from entries import Response
@@ -170,3 +171,18 @@ def test_long_names_are_shortened() -> None:
     with pytest.raises(Rejected) as rejection:
         parse_json({"inputs": "a", "k y" * 100_000: 1})
     assert len(str(rejection.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (
+            b'{"inputs": "a", "options": {%s}}' % b",".join(b'"%d":1' % n for n in range(40)),
+            "40 keys",
+        ),
+        (b'{"inputs": [%s]}' % b",".join([b"{}"] * 30_000), "lists and objects"),
+    ],
+)
+def test_what_would_take_long_to_look_at_is_not(body: bytes, text: str) -> None:
+    with pytest.raises(Rejected, match=text):
+        read_object(body)
