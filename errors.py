@@ -10,6 +10,7 @@
     ├── Unauthorized          the key is missing or wrong
     ├── Conflict              what is asked for is being done already
     ├── ModelFailed           the model raised on this input
+    ├── Interrupted           begun, but the model or the server ended before the answer
     ├── Unavailable           come back later
     │   ├── Overloaded            the queue is full
     │   └── NotServing            loading, draining, or dead
@@ -91,8 +92,18 @@ class ModelFailed(RequestError):
     outcome = "failed"
 
 
+class Interrupted(RequestError):
+    """Its computation had begun when the model or the server ended.
+
+    It may be what they ended of, so that no proxy should hand it to the next server by itself.
+    """
+
+    error_type = "backend"
+    outcome = "failed"
+
+
 class Unavailable(RequestError):
-    """The request may succeed later.
+    """Nothing of the request was computed, and it may succeed later, or elsewhere at once.
 
     Attributes:
         reason: In one word, for metrics.

@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from entries import Entry, Switch
-from errors import NotServing, RequestError
-from queueing import RequestQueue, State
+from errors import Interrupted, RequestError
+from queueing import RequestQueue
 from stages import Generator, Output, Piece
 
 logger = logging.getLogger(__name__)
@@ -123,10 +123,7 @@ class Generation:
             self._queue.metrics.count_generated(event.value, entry.taken_at - entry.enqueued_at)
             entry.answer(event.value, event.tokens)
         elif self._model.broken:
-            retry_after_s = self._queue.retry_after_s()
-            entry.refuse(
-                NotServing("the model broke and starts anew", retry_after_s, State.RECOVERING)
-            )
+            entry.refuse(Interrupted("the model broke and starts anew"))
             self._note_break()
         else:
             entry.refuse(event)

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from config import Settings
 from entries import Entry, Part, Request, Response, Switch
-from errors import DeadlinePassed, NotServing, Overloaded, RequestError
+from errors import DeadlinePassed, Interrupted, NotServing, Overloaded, RequestError
 from metrics import Metrics
 
 RETRY_AFTER_MAX_S = 30
@@ -63,7 +63,8 @@ class RequestQueue:
 
         Raises:
             Overloaded: The queue has no room for all of its inputs.
-            NotServing: The worker is not ready, or died.
+            NotServing: The worker is not ready, or ended before it began with the request.
+            Interrupted: The worker ended after that.
             DeadlinePassed: `request.deadline` came first.
             RequestError: What refused one of its inputs; the others are given up.
         """
@@ -192,9 +193,15 @@ class RequestQueue:
         self.refuse_all()
 
     def refuse_all(self) -> None:
-        """Refuse every admitted request that has no answer yet."""
+        """Refuse every admitted request that has no answer yet.
+
+        Those that nothing was computed for are told so: another server may take them.
+        """
         for request in self.in_flight:
-            request.responses.put_nowait(self._not_serving())
+            error: RequestError = self._not_serving()
+            if len(request.waiting) < len(request.inputs):
+                error = Interrupted("the server ended before it had an answer")
+            request.responses.put_nowait(error)
 
     def _admit(self, request: Request) -> None:
         self.check_serving()

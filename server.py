@@ -43,6 +43,7 @@ STATUS: Mapping[type[errors.RequestError], int] = {
     errors.Rejected: 422,
     errors.ModelFailed: 424,
     errors.ClientGone: 499,  # never sent, but logged
+    errors.Interrupted: 500,
     errors.Overloaded: 503,  # or OVERLOAD_STATUS
     errors.NotServing: 503,
     errors.DeadlinePassed: 504,

@@ -36,6 +36,7 @@ REASONS: Mapping[int, str] = {
     422: "An input or a parameter that the model cannot take; it is named.",
     424: "The model failed on this input.",
     429: "The queue is full; see Retry-After.",
+    500: "The server or its model ended while it was computing this.",
     503: "The queue is full, or the model is loading, or the server stops; see Retry-After.",
     504: "The deadline passed.",
 }

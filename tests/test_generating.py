@@ -13,7 +13,15 @@ import pytest
 
 from config import Settings
 from entries import Part, Request, Response
-from errors import ClientGone, DeadlinePassed, ModelFailed, NotServing, Overloaded, Rejected
+from errors import (
+    ClientGone,
+    DeadlinePassed,
+    Interrupted,
+    ModelFailed,
+    NotServing,
+    Overloaded,
+    Rejected,
+)
 from metrics import Metrics
 from queueing import RequestQueue, State
 from tests.fakes import FakeGenerator
@@ -203,7 +211,7 @@ async def test_a_broken_model_refuses_what_runs_and_is_made_whole() -> None:
         await asyncio.sleep(0.01)
         model.broken = True
         model.fail("a")
-        with pytest.raises(NotServing):
+        with pytest.raises(Interrupted):
             await running
         await until(lambda: queue.state is State.RECOVERING)
         with pytest.raises(NotServing, match="recovering"):

@@ -351,7 +351,9 @@ def exit_thread(texts: list[str]) -> None:
 
 def test_dead_worker_turns_liveness_and_readiness_to_503() -> None:
     with client_for(FakeModel(exit_thread)) as client:
-        assert client.post("/", content="a").json()["error"] == "the server is dead"
+        answer = client.post("/", content="a")
+        assert answer.status_code == 500
+        assert answer.json()["error_type"] == "backend"
         for path in ("/livez", "/readyz", "/health"):
             answer = client.get(path)
             assert answer.status_code == 503
