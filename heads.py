@@ -1,4 +1,4 @@
-"""Bounds on the head of a request, which uvicorn leaves open: how long, how many bytes.
+"""What uvicorn leaves open of a connection: how long a head may be and take, and how it ends.
 
 A body has its own bounds (MAX_BODY_BYTES and the deadline, in `api.http`), and uvicorn closes a
 connection that is idle for 5 s after an answer.
@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_S = 10.0
 HEAD_BYTES = 65_536
+LAST_CALL_S = 1.0
 
 
 class BoundedHeads(HttpToolsProtocol):
@@ -54,6 +55,17 @@ class BoundedHeads(HttpToolsProtocol):
         """End a head."""
         self._in_head = False
         super().on_headers_complete()
+
+    def shutdown(self) -> None:
+        """Let an idle connection be for LAST_CALL_S when the server stops.
+
+        A request that crosses the close is lost, and nobody knows whether it ran. Within this time
+        it is told that the server stops, and proxies close what they do not use.
+        """
+        if self.cycle is None or self.cycle.response_complete:
+            asyncio.get_running_loop().call_later(LAST_CALL_S, super().shutdown)
+        else:
+            super().shutdown()
 
     def _wait(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(

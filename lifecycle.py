@@ -7,10 +7,11 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -35,6 +36,7 @@ class Supervisor:
         self._queue = queue
         self._drain_timeout_s = drain_timeout_s
         self._loop = asyncio.get_running_loop()
+        self._late: list[asyncio.Task[Any]] = []
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """Drain on the first signal, end at once on the second.
@@ -68,6 +70,7 @@ class Supervisor:
         logger.info("stopping: %d requests have no answer yet", len(self._queue.in_flight))
         self._queue.stop_admitting()
         self._server.should_exit = True
+        self._late = close_port(self._server)
         self._loop.call_later(self._drain_timeout_s, self._cut_off)
 
     def _cut_off(self) -> None:
@@ -106,6 +109,32 @@ def supervise(service: Service, worker_task: asyncio.Task[None]) -> Iterator[Non
     yield
     if supervisor.exit_code or worker.busy_since is not None or reloader.busy:
         end_process(supervisor.exit_code)
+
+
+def close_port(server: uvicorn.Server) -> list[asyncio.Task[Any]]:
+    """Let in who has connected, and nobody more.
+
+    Whom the kernel has accepted and the process has not, a close would reset, after the request was
+    sent perhaps. Only before a request is sent can a proxy take it elsewhere.
+
+    Returns:
+        What lets them in; to be kept until it is done.
+    """
+    config, loop = server.config, asyncio.get_running_loop()
+
+    def protocol() -> asyncio.Protocol:
+        state = server.lifespan.state
+        return config.http_protocol_class(config, server.server_state, state)  # type: ignore[call-arg]
+
+    tasks = []
+    for listener in getattr(server, "servers", ()):  # none while uvicorn starts
+        for each in listener.sockets:
+            with socket.socket(fileno=os.dup(each.fileno())) as port, suppress(OSError):
+                while True:
+                    late = loop.connect_accepted_socket(protocol, port.accept()[0], ssl=config.ssl)
+                    tasks.append(asyncio.create_task(late))
+        listener.close()
+    return tasks
 
 
 def end_process(code: int) -> NoReturn:

@@ -2,7 +2,8 @@
 
     uvicorn --factory tests.apps:slow
 
-BATCH_S is the time that a batch takes; each batch is written as a line of JSON to the file RAN.
+BATCH_S is the time that a batch takes, LOAD_S the time that loading takes; no batch ends before the
+file OPEN is there, if one is named. Each batch is written as a line of JSON to the file RAN.
 """
 
 from __future__ import annotations
@@ -29,25 +30,33 @@ def slow() -> Starlette:
     it for a minute.
     """
     batch_s = float(os.environ["BATCH_S"])
+    load_s = float(os.environ.get("LOAD_S", "0"))
+    opened = Path(os.environ.get("OPEN", "/"))
     ran = Path(os.environ["RAN"])
 
     def hook(texts: list[str]) -> None:
         with ran.open("a") as file:
             file.write(json.dumps(texts) + "\n")
+        while not opened.exists():
+            time.sleep(0.005)
         if "die" in texts:
             raise SystemExit
         if "hang" in texts:
             time.sleep(60)
         time.sleep(batch_s)
 
+    def load(_: Settings) -> FakeModel:
+        time.sleep(load_s)
+        return FakeModel(hook)
+
     settings = load_settings()
     configure_logging(settings)
-    return create_app(settings, load=lambda _: FakeModel(hook))
+    return create_app(settings, load)
 
 
 def hurried() -> Starlette:
-    """As `slow`, but the head of a request has a second."""
-    heads.HEAD_S = 1.0
+    """As `slow`, but the head of a request has a second, and a last call five."""
+    heads.HEAD_S, heads.LAST_CALL_S = 1.0, 5.0
     return slow()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -14,14 +15,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
 import torch
+import uvicorn
 from safetensors.torch import load_file
+from starlette.types import Receive, Scope, Send
 from transformers import pipeline
 
+from lifecycle import close_port
 from tests.processes import ROOT, Server, command, environment, free_port, server
 
 BUNDLED = "server:app"
@@ -107,6 +111,55 @@ def test_terminate_refuses_newcomers_on_open_connections(tmp_path: Path) -> None
         assert answer.getheader("connection") == "close"
         assert answer.read() == b'"A"'
         assert running.process.wait(10) == 0
+
+
+def test_terminate_answers_once_more_on_a_connection_that_was_idle(tmp_path: Path) -> None:
+    """A proxy may send a request the moment before it hears that the connection is closed."""
+    with server("tests.apps:hurried", tmp_path, batch_s=0) as running:
+        running.wait_until_ready()
+        idle = send(running, "a")
+        assert answer_on(idle) == (200, "A")
+        running.process.send_signal(signal.SIGTERM)
+        while "Waiting for connections to close" not in running.log:
+            time.sleep(0.01)
+        with pytest.raises(ConnectionRefusedError):
+            running.connect()
+        idle.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nb")
+        assert answer_on(idle)[0] == 503
+        assert idle.recv(1) == b""
+        running.client.close()
+        assert running.process.wait(10) == 0
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_port_closes_behind_whom_the_kernel_has_let_in(loop: Literal["asyncio", "uvloop"]) -> None:
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(app, port=0, loop=loop, lifespan="off", log_level="error")
+    server = uvicorn.Server(config)
+
+    async def answers() -> list[str]:
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        address = server.servers[0].sockets[0].getsockname()
+        waiting = [socket.create_connection(address, timeout=5) for _ in range(3)]
+        for connection in waiting:
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        late = close_port(server)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=5)
+        found = [await asyncio.to_thread(connection.recv, 12) for connection in waiting]
+        for connection in waiting:
+            connection.close()
+        server.should_exit = True
+        await asyncio.gather(serving, *late)
+        return [each.decode() for each in found]
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        assert runner.run(answers()) == ["HTTP/1.1 204"] * 3
 
 
 def test_second_signal_ends_at_once(tmp_path: Path) -> None:
