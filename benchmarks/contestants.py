@@ -52,6 +52,7 @@ class Contestant:
         path: Where it is asked.
         content_type: Of the body.
         body: Makes the body for a text.
+        start_s: How long it may take to its first answer.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Contestant:
     path: str = "/"
     content_type: str = "text/plain"
     body: Callable[[str], bytes] = raw
+    start_s: float = START_S
 
     def requests(self) -> list[bytes]:
         """Return the requests for all sentences."""
@@ -94,7 +96,7 @@ def running(contestant: Contestant) -> Iterator[Server]:
     """Run a server in a process group of its own and wait for its first answer.
 
     Raises:
-        RuntimeError: It does not answer in START_S; the text has the end of what it wrote.
+        RuntimeError: It does not answer in time; the text has the end of what it wrote.
     """
     port = free_port()
     fill = {PORT: str(port)}
@@ -122,7 +124,7 @@ def _answers(contestant: Contestant, server: Server, process: subprocess.Popen[b
     url = server.url + contestant.path
     headers = {"content-type": contestant.content_type}
     body = contestant.body(sentences()[0])
-    end = time.monotonic() + START_S
+    end = time.monotonic() + contestant.start_s
     while time.monotonic() < end and process.poll() is None:
         with suppress(httpx.TransportError):
             if httpx.post(url, content=body, headers=headers, timeout=10).status_code == 200:
