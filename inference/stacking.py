@@ -75,7 +75,7 @@ class Stacked:
         self._pipeline = pipeline
         self.info = about
         self.spent = Spent(0.0, 0)
-        self.memory = DeviceMemory(about["device"])
+        self.memory = DeviceMemory(str(pipeline.device))
 
     def prepare(
         self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]

@@ -60,7 +60,7 @@ class OneByOne:
         self._numbers = count()
         self.info = about
         self.spent = Spent(0.0, 0)
-        self.memory = DeviceMemory(about["device"])
+        self.memory = DeviceMemory(str(pipeline.device))
 
     def prepare(self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]) -> list[Whole]:
         """Put each input in a group of its own."""

@@ -278,7 +278,7 @@ def test_model_that_cannot_be_loaded_ends_the_process_with_one_line(tmp_path: Pa
     output = ends_with(tmp_path, model_id=tmp_path)
     errors = [line for line in output.splitlines() if "CRITICAL" in line]
     assert len(errors) == 1
-    assert f"batching: cannot load model '{tmp_path}'" in errors[0]
+    assert f"worker: cannot load model '{tmp_path}'" in errors[0]
     assert "Traceback" not in output
 
 
