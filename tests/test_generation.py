@@ -443,7 +443,7 @@ def test_sigterm_ends_what_is_generated_and_no_word_is_lost(folder: str, tmp_pat
                 )
                 for n in range(8, 16)
             ]
-            wait_for(lambda: running.gauges()[1] + sum(each.done() for each in answers) == 8)
+            wait_for(lambda: sum(each.done() for each in answers) + running.gauges()[1] == 8)
             assert running.stop() == 0
             for answer in answers:
                 assert answer.result().status_code == 200
