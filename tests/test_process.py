@@ -330,7 +330,7 @@ def test_flood_is_shed_at_once_and_every_other_answer_is_right(tmp_path: Path) -
 
 
 def test_hang_up_while_queued_costs_no_compute(tmp_path: Path) -> None:
-    with slow_server(tmp_path, batch_s=2) as running:
+    with slow_server(tmp_path, batch_s=4) as running:
         first = send(running, "first")
         running.wait_until((0, 1))
         gone = [send(running, f"gone {number}") for number in range(5)]
