@@ -205,8 +205,8 @@ def _filtered(
         Probabilities [rows, count], and for each row whether no other token could be drawn.
     """
     words, count = scores.shape[-1], best.shape[-1]
-    top_k = torch.tensor([[each.top_k or words] for each in wanted], device=scores.device)
-    top_k = top_k.clamp(max=words)
+    kept = [[min(each.top_k or words, words)] for each in wanted]
+    top_k = torch.tensor(kept, device=scores.device)
     ranks = torch.arange(count, device=scores.device)
     top_p = scores.new_tensor([[each.top_p] for each in wanted])
     best = best.masked_fill(ranks >= top_k, -math.inf)

@@ -25,7 +25,7 @@ def expected(row: torch.Tensor, wanted: Settings) -> torch.Tensor:
     """Return the probabilities that transformers would draw from."""
     logits = TemperatureLogitsWarper(wanted.temperature)(None, row[None])
     if wanted.top_k:
-        logits = TopKLogitsWarper(wanted.top_k)(None, logits)
+        logits = TopKLogitsWarper(min(wanted.top_k, WORDS))(None, logits)
     if wanted.top_p < 1:
         logits = TopPLogitsWarper(wanted.top_p)(None, logits)
     shares: torch.Tensor = logits.softmax(-1)[0]
@@ -52,6 +52,7 @@ def state(sampler: Sampler, tokens: list[int]) -> Any:
         Settings(temperature=0.8, top_k=50, top_p=0.7),
         Settings(temperature=1.5, top_k=600, top_p=0.9),
         Settings(temperature=1.0, top_k=10_000),
+        Settings(temperature=1.0, top_k=2**80),
         Settings(temperature=1.0, top_k=1),
         Settings(temperature=1.0, top_p=1e-9),
         Settings(temperature=1e-3, top_k=3),
