@@ -26,8 +26,9 @@ from typing import Any, TypeVar
 from config import Settings
 from entries import Entry, Switch
 from errors import ModelFailed, RequestError
+from model import Generator, Memory, Model, Output, Staged
 from queueing import RequestQueue
-from stages import Generator, Memory, Model, Output, Staged, groups, prepare_and_run, run
+from stages import groups, prepare_and_run, run
 
 logger = logging.getLogger(__name__)
 

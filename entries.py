@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from errors import ClientGone, RequestError
-from stages import Cost, Generator, Model, Piece
+from model import Cost, Generator, Model, Piece
 
 
 @dataclass(frozen=True, slots=True)

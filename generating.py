@@ -22,8 +22,8 @@ from functools import partial
 
 from entries import Entry, Switch
 from errors import Interrupted, RequestError
+from model import Generator, Output, Piece
 from queueing import RequestQueue
-from stages import Generator, Output, Piece
 
 logger = logging.getLogger(__name__)
 

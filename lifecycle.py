@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from heads import BoundedHeads
+from protocol import BoundedHeads
 from queueing import RequestQueue, State
 from service import Service
 from worker import Worker

@@ -20,7 +20,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from errors import RequestError, Unavailable
-from stages import Cost, Generated
+from model import Cost, Generated
 
 PREFIX = "onequeue_"
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -1,7 +1,7 @@
 """The one queue between the HTTP side and the model.
 
 `RequestQueue.submit` admits a request, puts one `Entry` per input on the queue and waits for the
-answers. The worker in `batching.py` takes the entries and answers them. All of it runs on the
+answers. The worker takes the entries and answers them (`batching.py`). All of it runs on the
 event loop; points in time are `loop.time()` seconds, and those of entries `time.monotonic()`: the
 same clock, but uvloop looks at it once per turn and tells no more than ms.
 """

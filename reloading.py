@@ -17,8 +17,9 @@ from typing import Any
 from config import Settings
 from entries import Switch
 from errors import Conflict, LoadError, Rejected, RequestError
+from model import Generator, Model
 from queueing import RequestQueue
-from stages import Generator, Model, attempt
+from stages import attempt
 from worker import Worker
 
 logger = logging.getLogger(__name__)

@@ -20,14 +20,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import errors
-from api import about, admin, connections, endpoints, http, openai
+from api import about, admin, connections, door, endpoints, openai
 from config import ConfigurationError, Settings, load_settings, prepare_allocator
 from lifecycle import supervise
 from metrics import Metrics
+from model import Generator, Model
 from queueing import RequestQueue
 from reloading import Reloader
 from service import Service, service
-from stages import Generator, Model
 from telemetry import RequestLog, configure_logging
 from worker import Worker
 
@@ -119,48 +119,12 @@ def create_app(
     for error, code in STATUS.items():
         metrics.expect(code, error.outcome)
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        queue = RequestQueue(settings, metrics)
-        worker = Worker(settings, queue, partial(load, settings))
-        reloader = Reloader(settings, queue, worker, load)
-        app.state.service = behind = Service(settings, queue, worker, reloader)
-        metrics.watch(behind.readings, behind.model_labels)
-        task = asyncio.create_task(worker.run(), name="worker")
-        with supervise(behind, task):
-            yield
-            await queue.drain(settings.drain_timeout_s)  # under uvicorn, done before it comes here
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
     app = Starlette(
-        routes=[
-            Route("/", about.Root),
-            *(
-                Route(path, endpoints.predict, methods=["POST"])
-                for path in endpoints.PREDICT
-                if path != "/"
-            ),
-            Route(endpoints.EMBEDDINGS, endpoints.embeddings, methods=["POST"]),
-            *(Route(path, endpoints.generate, methods=["POST"]) for path in endpoints.GENERATE),
-            *(
-                Route(path, endpoints.complete, methods=["POST"])
-                for path in (endpoints.COMPLETIONS, endpoints.CHAT)
-            ),
-            Route("/v1/models", endpoints.models),
-            Route("/v1/models/{model_id:path}", endpoints.models),
-            *(Route(path, about.ready) for path in ("/health", "/readyz", "/ping")),
-            Route("/livez", about.live),
-            Route("/info", about.info),
-            Route("/metrics", about.scrape),
-            Route(admin.RELOAD, admin.reload, methods=["POST"]),
-            Route("/openapi.json", about.openapi_document),
-            Route("/docs", about.docs),
-        ],
+        routes=routes(),
         middleware=[
             *cross_origin(settings),
             Middleware(
-                http.Door,
+                door.Door,
                 paths=endpoints.INFERENCE,
                 refusal=partial(refusal, settings),
                 metrics=metrics,
@@ -175,10 +139,56 @@ def create_app(
             ClientDisconnect: on_disconnect,
             Exception: on_bug,
         },
-        lifespan=lifespan,
+        lifespan=partial(lifespan, settings, load, metrics),
     )
     app.router.redirect_slashes = False
     return app
+
+
+@asynccontextmanager
+async def lifespan(
+    settings: Settings,
+    load: Callable[[Settings], Model | Generator],
+    metrics: Metrics,
+    app: Starlette,
+) -> AsyncIterator[None]:
+    """Run the worker from the start of `app` until it has answered all that it admitted."""
+    queue = RequestQueue(settings, metrics)
+    worker = Worker(settings, queue, partial(load, settings))
+    reloader = Reloader(settings, queue, worker, load)
+    app.state.service = behind = Service(settings, queue, worker, reloader)
+    metrics.watch(behind.readings, behind.model_labels)
+    task = asyncio.create_task(worker.run(), name="worker")
+    with supervise(behind, task):
+        yield
+        await queue.drain(settings.drain_timeout_s)  # under uvicorn, done before it comes here
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def routes() -> list[Route]:
+    """Return every path, and who answers there."""
+    answers = {
+        endpoints.predict: endpoints.PREDICT[1:],  # "/" has a page, too
+        endpoints.generate: endpoints.GENERATE,
+        endpoints.complete: (endpoints.COMPLETIONS, endpoints.CHAT),
+        endpoints.embeddings: (endpoints.EMBEDDINGS,),
+        admin.reload: (admin.RELOAD,),
+    }
+    tells = {
+        endpoints.models: ("/v1/models", "/v1/models/{model_id:path}"),
+        about.ready: ("/health", "/readyz", "/ping"),
+        about.live: ("/livez",),
+        about.info: ("/info",),
+        about.scrape: ("/metrics",),
+        about.openapi_document: ("/openapi.json",),
+        about.docs: ("/docs",),
+    }
+    return [
+        Route("/", about.Root),
+        *(Route(path, each, methods=["POST"]) for each, paths in answers.items() for path in paths),
+        *(Route(path, each) for each, paths in tells.items() for path in paths),
+    ]
 
 
 def cross_origin(settings: Settings) -> list[Middleware]:

@@ -9,9 +9,9 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 
 from config import Settings
+from model import Generator
 from queueing import RequestQueue, State
 from reloading import Reloader
-from stages import Generator
 from worker import Worker
 
 LABELS = ("model_id", "revision", "task", "dtype", "device")

@@ -14,8 +14,9 @@ from config import Settings
 from entries import Switch
 from errors import LoadError
 from generating import Generation
+from model import Generator, Model
 from queueing import RequestQueue, State
-from stages import Generator, Model, attempt, prepare
+from stages import attempt, prepare
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import errors
 from api import endpoints, http, openapi
 from api.tasks import FORMATS
 from metrics import CONTENT_TYPE
+from model import Generator
 from service import model_info, service
-from stages import Generator
 
 VERSION = "0.1.0"
 WEB = Path(__file__).parent.parent / "web"

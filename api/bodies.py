@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails, from_json
 from api.formats import check_text
 from entries import Response
 from errors import Empty, InvalidRequest, Malformed, ModelFailed, Rejected, TooLarge
-from stages import Generated
+from model import Generated
 
 SHOWN_FAULTS = 3
 SHOWN_CHARACTERS = 80

@@ -4,103 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pydantic import SecretStr
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-import telemetry
 from config import Settings, each_key
 from entries import Request
-from errors import (
-    DeadlinePassed,
-    Overloaded,
-    Rejected,
-    TooLarge,
-    Unauthorized,
-    UnsupportedType,
-)
-from metrics import Metrics
+from errors import DeadlinePassed, Rejected, TooLarge, Unauthorized, UnsupportedType
 
-logger = logging.getLogger(__name__)
-
-LOG_EVERY_S = 1.0
-SHORT_BODY_BYTES = 16_384
 WATCH_AFTER_S = 0.05
-
-
-class Door:
-    """ASGI middleware, the outermost: while the queue is full, inference is refused here.
-
-    At many times the rate that the model can take, to refuse is most of the work, and the model
-    gets what it leaves of the processor. So it is done in the fewest steps: nothing is parsed, and
-    a line per second in the log says how many were refused (a line for each at level debug).
-
-    Args:
-        paths: Of inference.
-        refusal: Makes the answer to `Overloaded` at a path.
-        metrics: Count the refusals.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        paths: Collection[str],
-        refusal: Callable[[str, Overloaded], Response],
-        metrics: Metrics,
-    ) -> None:
-        self._app = app
-        self._paths = paths
-        self._refusal = refusal
-        self._metrics = metrics
-        self._refused = 0
-        self._answers: dict[tuple[str, int], Response] = {}  # seconds until a retry are few
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app unless the queue is full."""
-        if scope["type"] != "http" or scope["path"] not in self._paths or not _is_short(scope):
-            await self._app(scope, receive, send)
-            return
-        overloaded = scope["app"].state.service.queue.overloaded()
-        if overloaded is None:
-            await self._app(scope, receive, send)
-            return
-        request_id = telemetry.request_id(scope)
-        if logger.isEnabledFor(logging.DEBUG):
-            facts = {"request_id": request_id, "path": scope["path"], "outcome": overloaded.outcome}
-            logger.debug("request %s: %s", request_id, overloaded, extra={"facts": facts})
-        self._count()
-        key = scope["path"], overloaded.retry_after_s
-        response = self._answers.get(key)
-        if response is None:
-            response = self._answers[key] = self._refusal(key[0], overloaded)
-        headers = [*response.raw_headers, (b"x-request-id", request_id.encode())]
-        status = response.status_code
-        self._metrics.count_request(status, overloaded, 0.0)
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": response.body})
-
-    def _count(self) -> None:
-        """Count a refusal; the first one of a second sees to it that the log tells."""
-        self._refused += 1
-        if self._refused == 1:
-            asyncio.get_running_loop().call_later(LOG_EVERY_S, self._tell)
-
-    def _tell(self) -> None:
-        logger.warning("the queue is full: %d requests refused", self._refused)
-        self._refused = 0
-
-
-def _is_short(scope: Scope) -> bool:
-    """Tell whether this is a POST whose body has come with its head, or nearly."""
-    if scope["method"] != "POST":
-        return False
-    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-    return length.isdigit() and int(length) <= SHORT_BODY_BYTES
 
 
 def authorize(request: HTTPRequest, keys: SecretStr | None) -> None:

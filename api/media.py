@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+import media
 from api.formats import MANY, ONE, branch
-from inference import media
 
 DATA_URI = re.compile(r"data:[^,]{0,200};base64,")
 ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}://")

@@ -13,7 +13,7 @@ from api.openai import error_body
 from api.tgi import pace
 from entries import Part, Response
 from errors import RequestError
-from stages import Generated, Token
+from model import Generated, Token
 
 FINISH = {"length": "length"}  # all else is "stop"
 

@@ -13,7 +13,7 @@ from api.bodies import timing, to_json
 from api.formats import Off, One, Strict, Zero
 from entries import Part, Response
 from errors import RequestError
-from stages import Generated, Token
+from model import Generated, Token
 
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,8 +12,9 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from config import Settings as ServerSettings
-from inference import linear, ragged
-from inference.engine import Engine, likeliest
+from inference import linear
+from inference.attention import settle
+from inference.engine import Engine
 from inference.engine import Limits as EngineLimits
 from inference.generation import GenerationModel
 from inference.joining import join
@@ -26,11 +26,7 @@ from inference.tasks import architectures
 logger = logging.getLogger(__name__)
 
 STEP_TOKENS = 512  # of prompts, in one step: those who wait for their next token wait so long
-SEED = 6
 JOIN_TOKENS = 16
-TRIAL_PROMPTS = (1, 70, 5, 33, 120)  # tokens; with a page border, and prompts in several steps
-TRIAL_NEW_TOKENS = 8
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 HONOURED = frozenset(  # of generation_config.json, and what says nothing about tokens
     ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "eos_token_id")
 ) | {"bos_token_id", "pad_token_id", "transformers_version", "_from_model_config", "use_cache"}
@@ -60,19 +56,11 @@ def load(
     tokenizer = transformers.AutoTokenizer.from_pretrained(source.path, **source.common)
     model = _weights(source, config, about, settings)
     context = _context(model, tokenizer, settings.cache_tokens)
-    rows = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > rows:  # one such token would break the engine
+    if len(tokenizer) > (rows := _rows(model)):  # one such token would break the engine
         raise ValueError(
             f"the tokenizer knows {len(tokenizer)} words, the model {rows}: do they belong?"
         )
-    if about["device"] == "cpu":
-        probe = torch.arange(min(rows, JOIN_TOKENS))[None]
-        join(model, lambda: model(probe, use_cache=False).logits)
-        if about["dtype"] != "int8":
-            linear.lay_out(model)
-    attention = _attention(model)
-    if about["dtype"] == "int8":
-        linear.quantize(model)
+    attention = _made_fast(model, about["dtype"])
     ends = _ends(model, tokenizer)
     step = min(settings.max_batch_tokens, STEP_TOKENS)
     limits = EngineLimits(settings.cache_tokens, step, settings.max_batch_size)
@@ -118,65 +106,27 @@ def _weights(
     return found
 
 
-def _attention(model: PreTrainedModel) -> str:
-    """Give `model` the fastest attention that is right for it in the engine; return its name.
+def _rows(model: PreTrainedModel) -> int:
+    """Return how many tokens the model knows."""
+    return int(model.get_input_embeddings().num_embeddings)
+
+
+def _made_fast(model: PreTrainedModel, dtype: str) -> str:
+    """Make `model` fast, and low in precision where that is wanted; return its attention.
 
     Raises:
-        ValueError: None is; not even the model's own.
+        ValueError: The engine has no use for the model.
     """
-    own: str = model.config._attn_implementation
-    ways = [own]
-    if model.device.type == "cpu":
-        ragged.register()
-        ways = [ragged.NAME, own]
-    words = model.get_input_embeddings().num_embeddings
-    draw = random.Random(SEED)
-    prompts = [draw.choices(range(words), k=length) for length in TRIAL_PROMPTS]
-    refused: dict[str, str] = {}
-    for way in ways:
-        model.config._attn_implementation = way
-        try:
-            found = likeliest(model, prompts, TRIAL_NEW_TOKENS)
-        except ValueError as error:  # the engine has no cache for such layers
-            found = [str(error)]
-        model.config._attn_implementation = own
-        fault = _fault(model, prompts, found)
-        if fault is None:
-            model.config._attn_implementation = way
-            reasons = "".join(f"; not {name}: {reason}" for name, reason in refused.items())
-            logger.info("attention: %s%s", way, reasons)
-            return way
-        refused[way] = fault
-    raise ValueError(f"transformers' engine for generation does not take it: {refused[own]}")
-
-
-def _fault(
-    model: PreTrainedModel, prompts: Sequence[list[int]], found: Sequence[Any]
-) -> str | None:
-    """Return what is wrong with what was generated after `prompts`.
-
-    To be right is to choose tokens that the model with its own attention finds likeliest too, as
-    nearly as its precision can tell.
-    """
-    for prompt, new in zip(prompts, found, strict=False):
-        if not isinstance(new, list):
-            return str(new)
-        if (doubt := _doubt(model, prompt, new)) > TOLERANCE[model.dtype]:
-            return f"the answers differ by {doubt:.2g}"
-    return None
-
-
-@torch.inference_mode()
-def _doubt(model: PreTrainedModel, prompt: list[int], new: list[int]) -> float:
-    """Return how far `new` is from what `model` itself finds likeliest after `prompt`.
-
-    0: each token is; else the largest distance of a score from the best, of the whole range.
-    """
-    tokens = torch.tensor([prompt + new], device=model.device)
-    scores = model(tokens, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    best, worst = scores.amax(-1), scores.amin(-1)
-    chosen = scores.gather(-1, tokens[0, len(prompt) :, None])[:, 0]
-    return float(((best - chosen) / (best - worst)).max())
+    on_cpu = model.device.type == "cpu"
+    if on_cpu:
+        probe = torch.arange(min(_rows(model), JOIN_TOKENS))[None]
+        join(model, lambda: model(probe, use_cache=False).logits)
+    if on_cpu and dtype != "int8":
+        linear.lay_out(model)
+    attention = settle(model)
+    if dtype == "int8":
+        linear.quantize(model)
+    return attention
 
 
 def _context(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cache_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""A causal language model as the worker wants it (see `stages.Generator`)."""
+"""A causal language model as the worker wants it (see `model.Generator`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inference.engine import Engine
 from inference.memory import DeviceMemory
 from inference.prompts import Prompt, Prompts, Rules
 from inference.sampling import Sampler
-from stages import Generated, Output, Piece, Token
+from model import Generated, Output, Piece, Token
 
 logger = logging.getLogger(__name__)
 

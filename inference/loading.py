@@ -31,7 +31,7 @@ from inference.stacking import Stacked
 from inference.tasks import pipeline_of, task_of
 from inference.text import TextTask
 from inference.whole import OneByOne
-from stages import Generator, Model
+from model import Generator, Model
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ def bound_arenas() -> None:
 
 
 class DeviceMemory:
-    """The memory of a device (see `stages.Memory`).
+    """The memory of a device (see `model.Memory`).
 
     Args:
         device: As torch names it.

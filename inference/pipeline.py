@@ -20,7 +20,7 @@ from inference.forward import position_offset
 from inference.ladder import Rung
 from inference.memory import DeviceMemory
 from inference.text import PreparedInput, Stages, Text, TextTask
-from stages import Spent
+from model import Spent
 
 UNLIMITED = 10**9  # tokenizers without a maximum claim 10**30
 CHARACTERS_PER_TOKEN = 100  # no text of a language comes near
@@ -38,7 +38,7 @@ class _Input:
 
 
 class PipelineModel:
-    """A pipeline as the worker wants it (see `batching.Model`).
+    """A pipeline as the worker wants it (see `model.Model`).
 
     Args:
         task: With its pipeline, which is not used by anybody else.

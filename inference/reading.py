@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from transformers.pipelines.base import Pipeline
 
-from inference import media
+import media
 
 Parameters: TypeAlias = dict[str, Any]
 Example: TypeAlias = tuple[Any, Mapping[str, Any]]

@@ -21,7 +21,8 @@ from inference.memory import DeviceMemory
 from inference.reading import Example, preprocess, read
 from inference.whole import or_refusal
 from inference.writing import written
-from stages import Spent, groups
+from model import Spent
+from stages import groups
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Stackable:
 
 
 class Stacked:
-    """A pipeline as the worker wants it (see `stages.Model`): equal shapes in one forward pass.
+    """A pipeline as the worker wants it (see `model.Model`): equal shapes in one forward pass.
 
     Args:
         pipeline: Not used by anybody else; its forward pass has no parameters.

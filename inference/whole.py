@@ -19,7 +19,7 @@ from errors import Rejected, RequestError
 from inference.memory import DeviceMemory
 from inference.reading import Example, read
 from inference.writing import written
-from stages import Spent
+from model import Spent
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Whole:
 
 
 class OneByOne:
-    """A pipeline as the worker wants it (see `stages.Model`): each input alone.
+    """A pipeline as the worker wants it (see `model.Model`): each input alone.
 
     No input waits for another's answer, and all that a batch holds is what clients sent.
 

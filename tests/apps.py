@@ -18,7 +18,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-import heads
+import protocol
 from config import Settings, load_settings
 from server import create_app, load_pipeline
 from telemetry import configure_logging
@@ -56,7 +56,7 @@ def slow() -> Starlette:
 
 def hurried() -> Starlette:
     """As `slow`, but the head of a request has a second, and a last call five."""
-    heads.HEAD_S, heads.LAST_CALL_S = 1.0, 5.0
+    protocol.HEAD_S, protocol.LAST_CALL_S = 1.0, 5.0
     return slow()
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from starlette.applications import Starlette
 
 from config import Settings, load_settings
+from model import Generator, Model
 from server import create_app
-from stages import Generator, Model
 from telemetry import configure_logging
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from errors import ModelFailed, Rejected, RequestError
-from stages import Generated, Output, Piece, Spent, Token
+from model import Generated, Output, Piece, Spent, Token
 
 Inputs = Sequence[tuple[Any, Mapping[str, Any]]]
 

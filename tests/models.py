@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 from config import Settings
 from inference.loading import load
 from inference.text import PreparedInput
-from stages import Generator, Model
+from model import Generator, Model
 
 BUNDLED = str(Path(__file__).parent.parent / "models" / "tiny-fill-mask")
 

@@ -11,7 +11,7 @@ import pytest
 from api.events import EventStream
 from entries import Part, Response
 from errors import ClientGone, DeadlinePassed
-from stages import Piece, Token
+from model import Piece, Token
 
 pytestmark = pytest.mark.anyio
 PART = Part(0, Piece([Token(1, "a")], last=False))

@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 
 from config import Settings
 from metrics import PREFIX, Metrics, outcome_of
+from model import Cost
 from server import STATUS, create_app
-from stages import Cost
 from tests.fakes import FakeModel, Gate
 from tests.processes import Server, server
 from tests.tiny_causal import saved_causal

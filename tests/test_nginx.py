@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
-import heads
+import protocol
 from config import Settings
 from tests.nginx import CONFIGURATION, Nginx, needs_nginx, nginx
 from tests.processes import ROOT, Server, free_port, server
@@ -409,7 +409,7 @@ def seconds(name: str) -> list[float]:
 def test_times_agree_with_those_of_the_servers() -> None:
     settings = Settings.model_construct()
     assert min(seconds("proxy_read_timeout")) > settings.request_timeout_s
-    assert max(seconds("keepalive_timeout")) < heads.LAST_CALL_S
+    assert max(seconds("keepalive_timeout")) < protocol.LAST_CALL_S
     unit = (ROOT / "deploy" / "onequeue@.service").read_text()
     stop = re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
     assert stop

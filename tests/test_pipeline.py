@@ -22,7 +22,7 @@ from config import Settings
 from errors import LoadError, ModelFailed, Rejected
 from inference import fill_mask
 from inference.loading import load
-from stages import Model
+from model import Model
 from tests.models import BUNDLED, answers, assert_same, loaded
 from tests.tiny import word_tokenizer
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from inference import causal, ragged
+from inference import attention, ragged
 from tests.tiny_causal import saved_causal
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 8
@@ -78,23 +78,23 @@ def failing(*arguments: Any, **names: Any) -> tuple[torch.Tensor, None]:
     raise ValueError("not here")
 
 
-@pytest.mark.parametrize("attention", [swapped, forgetful, failing])
+@pytest.mark.parametrize("wrong", [swapped, forgetful, failing])
 def test_a_wrong_attention_is_not_kept(
-    attention: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def register() -> None:
-        AttentionInterface.register(ragged.NAME, attention)
+        AttentionInterface.register(ragged.NAME, wrong)
 
     monkeypatch.setattr(ragged, "register", register)
     model = AutoModelForCausalLM.from_pretrained(saved_causal(tmp_path)).eval()
-    assert causal._attention(model) == "sdpa"
+    assert attention.settle(model) == "sdpa"
     assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_right_attention_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(saved_causal(tmp_path), dtype=dtype).eval()
-    assert causal._attention(model) == ragged.NAME
+    assert attention.settle(model) == ragged.NAME
 
 
 def test_doubt_is_large_of_other_tokens_and_none_of_the_likeliest(tmp_path: Path) -> None:
@@ -103,5 +103,5 @@ def test_doubt_is_large_of_other_tokens_and_none_of_the_likeliest(tmp_path: Path
     prompt = rng.choices(range(600), k=20)
     tokens = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=6)
     new = tokens[0, 20:].tolist()
-    assert causal._doubt(model, prompt, new) == 0
-    assert causal._doubt(model, prompt, rng.choices(range(600), k=6)) > 0.1
+    assert attention._doubt(model, prompt, new) == 0
+    assert attention._doubt(model, prompt, rng.choices(range(600), k=6)) > 0.1

@@ -26,9 +26,9 @@ from config import Settings
 from entries import Request
 from errors import Conflict, LoadError, NotServing, Rejected
 from metrics import Metrics
+from model import Generator, Model
 from queueing import RequestQueue, State
 from reloading import Reloader
-from stages import Generator, Model
 from tests.fakes import FakeGenerator, FakeModel, Gate
 from tests.processes import ROOT, Server, server
 from tests.test_metrics import scraped

@@ -14,7 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import errors
-from api import http
+from api import door
 from config import Settings
 from queueing import State
 from server import STATUS, create_app
@@ -224,13 +224,13 @@ def test_full_queue_that_drains_says_that_it_drains() -> None:
 def test_many_refusals_are_one_line_in_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "LOG_EVERY_S", 0.5)
+    monkeypatch.setattr(door, "LOG_EVERY_S", 0.5)
     with full() as client:
         for _ in range(20):
             assert client.post("/", content="a").status_code == 503
         while "refused" not in caplog.text:
             client.get("/livez")
-    lines = [record.message for record in caplog.records if record.name == "api.http"]
+    lines = [record.message for record in caplog.records if record.name == "api.door"]
     assert lines == ["the queue is full: 20 requests refused"]
 
 

@@ -19,7 +19,7 @@ from config import Settings
 from errors import LoadError, ModelFailed, Rejected
 from inference.embedding import EmbeddingConfig, read_config
 from inference.loading import load
-from stages import Model
+from model import Model
 from tests.models import answers, assert_same, loaded, saved_model
 
 TEXTS = [

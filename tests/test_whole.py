@@ -24,7 +24,8 @@ from inference.loading import load
 from inference.stacking import numbers, part, proved
 from inference.tasks import task_of
 from inference.writing import plain, written
-from stages import Model, groups, run
+from model import Model
+from stages import groups, run
 from tests.models import assert_same, loaded
 from tests.tiny_media import BUILDERS, png, wav
 
