@@ -27,7 +27,7 @@ from errors import (
 )
 from metrics import Metrics
 from queueing import RequestQueue, State
-from tests.fakes import FakeModel, Gate
+from tests.fakes import FakeModel, FakePrepared, Gate
 from worker import Worker
 
 pytestmark = pytest.mark.anyio
@@ -221,6 +221,16 @@ async def test_retry_after_is_queued_inputs_over_the_drain_rate() -> None:
     assert queue.retry_after_s() == 12  # a fifth of the way from 0.1 to 0.2 s per input
 
 
+async def test_drain_rate_is_learnt_from_all_inputs_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learnt: list[int] = []
+    async with serving(FakeModel()) as (queue, _):
+        monkeypatch.setattr(queue, "record_drain", lambda inputs, _seconds: learnt.append(inputs))
+        await queue.submit(request("a", "b", "c"))
+    assert learnt == [3]
+
+
 async def test_expired_request_is_refused_and_not_computed() -> None:
     gate = Gate()
     model = FakeModel(gate)
@@ -265,6 +275,27 @@ async def test_hang_up_while_queued_costs_no_compute_and_frees_its_place() -> No
         gate.opened.set()
         assert (await outputs(tasks))[2:] == [["MATE"], ["NEW", "NEWER"]]
     assert model.batches == [["first"], ["mate", "new", "newer"]]
+
+
+async def test_hang_up_between_two_forward_passes_of_a_batch_costs_no_compute() -> None:
+    gate = Gate()
+    model = FakeModel(gate)
+    async with serving(model, batch_wait_ms=50, max_batch_tokens=2) as (queue, _):
+        gone = request("c d")
+        tasks = [asyncio.create_task(queue.submit(each)) for each in (request("a b"), gone)]
+        assert await asyncio.to_thread(gate.arrived.wait, 5)
+        gone.hang_up()
+        await asyncio.wait(tasks[1:])
+        gate.opened.set()
+        assert (await outputs(tasks))[0] == ["A B"]
+    assert model.batches == [["a b"]]
+
+
+async def test_input_is_wanted_until_its_deadline() -> None:
+    given = request("a")
+    entry = Entry(given, 0, "a", enqueued_at=0.0)
+    assert entry.is_wanted(given.deadline - 0.001)
+    assert not entry.is_wanted(given.deadline)
 
 
 async def test_abandoned_request_holds_no_memory() -> None:
@@ -375,7 +406,7 @@ async def test_input_that_is_too_large_for_the_memory_fails_alone() -> None:
 
 
 def test_limit_of_batches_recovers_in_steps() -> None:
-    limit = BatchLimit(32)
+    limit = BatchLimit(20)
     limit.shrink(20)
     assert limit.size == 10
     limit.shrink(1)
@@ -385,8 +416,8 @@ def test_limit_of_batches_recovers_in_steps() -> None:
         limit.recover()
         sizes.append(limit.size)
     assert sizes[98:100] == [1, 2]
-    assert sizes[-1] == 32
-    assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
+    assert sizes[-1] == 20
+    assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 20]
 
 
 async def test_memory_is_looked_at_now_and_then() -> None:
@@ -404,6 +435,15 @@ async def test_wrong_number_of_results_answers_nobody_with_anothers_output(
     async with serving(FakeModel(), batch_wait_ms=50, max_batch_size=2) as (queue, _):
         tasks = [asyncio.create_task(queue.submit(request(text))) for text in "ab"]
         assert await outputs(tasks) == [["only one"], ["only one"]]  # each alone: one result
+
+
+async def test_wrong_number_of_prepared_inputs_does_not_end_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeModel, "prepare", lambda self, inputs: [FakePrepared("one", 1, "")])
+    async with serving(FakeModel(), batch_wait_ms=50, max_batch_size=2) as (queue, _):
+        tasks = [asyncio.create_task(queue.submit(request(text))) for text in "ab"]
+        assert await outputs(tasks) == [["ONE"], ["ONE"]]
 
 
 @pytest.mark.parametrize("results", [None, 5, ["too", "many"]])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -7,6 +8,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import SecretStr, ValidationError
 
+import config
 from api.tasks import FORMATS
 from config import (
     TASK_ALIASES,
@@ -170,6 +172,18 @@ def test_cgroup_quota_is_read_in_both_versions(tmp_path: Path) -> None:
     assert _cgroup_quota(tmp_path) == 2.0
     write(tmp_path / "cpu.max", "max 100000\n")
     assert _cgroup_quota(tmp_path) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux tells")
+@pytest.mark.parametrize(
+    ("quota", "cpus"), [(None, 4), (0.2, 1), (1.4, 1), (2.0, 2), (2.6, 3), (8, 4)]
+)
+def test_cpus_are_those_of_the_affinity_within_the_quota(
+    quota: float | None, cpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3})
+    monkeypatch.setattr(config, "_cgroup_quota", lambda: quota)
+    assert available_cpus() == cpus
 
 
 def test_every_task_that_can_be_named_has_a_wire_format() -> None:

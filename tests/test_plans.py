@@ -35,6 +35,11 @@ def test_packed_rows_stay_within_their_width_and_long_inputs_are_alone() -> None
     assert max(sum(LENGTHS[index] for index in row) for row in rows) <= 128
 
 
+def test_first_fit_fills_rows_to_the_last_token_and_no_further() -> None:
+    assert plans.first_fit_decreasing([4, 6, 3, 7], range(4), 10) == [[3, 2], [1, 0]]
+    assert plans.first_fit_decreasing([4, 6, 4, 7], range(4), 10) == [[3], [1, 0], [2]]
+
+
 def test_packing_leaves_little_padding() -> None:
     rng = random.Random(1)
     for _ in range(20):
