@@ -68,14 +68,19 @@ class BoundedHeads(HttpToolsProtocol):
             super().shutdown()
 
     def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(
-            HEAD_S, self._refuse, 408, f"the head of the request did not come within {HEAD_S:g} s"
-        )
+        self._timer = asyncio.get_running_loop().call_later(HEAD_S, self._give_up)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _give_up(self) -> None:
+        """Close the connection; without a word if nobody has begun a request that it answers."""
+        if self._bytes:
+            self._refuse(408, f"the head of the request did not come within {HEAD_S:g} s")
+        else:
+            self.transport.close()
 
     def _refuse(self, status: int, text: str) -> None:
         if self.transport.is_closing():

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, cast
 
 HOST = "127.0.0.1"
@@ -143,7 +144,9 @@ class Connection(asyncio.Protocol):
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        """Collect an answer."""
+        """Collect an answer; what comes unasked says that the server closes."""
+        if self._text < 0:
+            return
         self._received += data
         if answer := parse(self._received):
             self._received = b""
@@ -207,9 +210,11 @@ async def open_loop(
 ) -> Run:
     """Send requests at the times of a Poisson process of `rate` per second, answered or not.
 
-    An arrival never waits: with all `connections` busy it is counted as unsent.
+    An arrival never waits: with all `connections` busy it is counted as unsent. Connections that
+    the server closed while they were idle are opened anew.
     """
     run = Run(seconds)
+    loop = asyncio.get_running_loop()
     rng = random.Random(SEED)
     arrivals = 0
     due_s = rng.expovariate(rate)
@@ -220,13 +225,20 @@ async def open_loop(
             while due_s <= now_s:
                 text = arrivals % len(requests)
                 if free:
-                    free.pop().ask(text, requests[text], run.start + due_s)
+                    connection = free.pop()
+                    if connection.transport.is_closing():
+                        await loop.create_connection(partial(_same, connection), HOST, port)
+                    connection.ask(text, requests[text], run.start + due_s)
                 else:
                     run.unsent += 1
                 arrivals += 1
                 due_s += rng.expovariate(rate)
             await asyncio.sleep(TICK_S)
     return run
+
+
+def _same(connection: Connection) -> Connection:
+    return connection
 
 
 @asynccontextmanager

@@ -50,8 +50,8 @@ def test_half_open_clients_stop_nobody_and_are_closed(running: Server) -> None:
         assert running.post("others").json() == "OTHERS"
         assert running.get("/livez").status_code == 200
         assert time.monotonic() - started < 0.9  # the half-open ones wait for longer
-    statuses = [answer_on(connection)[0] for connection in half_open]
-    assert statuses == [408, 408, 408, 504] * (HALF_OPEN // 4)
+    begun = [each for number, each in enumerate(half_open) if BEGINNINGS[number % len(BEGINNINGS)]]
+    assert [answer_on(each)[0] for each in begun] == [408, 408, 504] * (HALF_OPEN // 4)
     assert all(connection.recv(1) == b"" for connection in half_open[:3])
 
 
