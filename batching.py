@@ -42,9 +42,17 @@ M = TypeVar("M", Model, Generator)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch that was answered: its inputs, how long it took, and when it ended (loop.time())."""
+    """A batch that was answered.
+
+    Attributes:
+        size: Inputs in it.
+        clients: Inputs in it and in the queue when it ended: so many may be there for the next.
+        taken_s: How long it took.
+        ended_at: When it ended, in `loop.time()` seconds.
+    """
 
     size: int
+    clients: int
     taken_s: float
     ended_at: float
 
@@ -96,7 +104,7 @@ class Batcher:
         self._metrics = queue.metrics
         self._call = call
         self._count = 0
-        self._last = Batch(size=0, taken_s=0.0, ended_at=0.0)
+        self._last = Batch(size=0, clients=0, taken_s=0.0, ended_at=0.0)
 
     async def run(self, model: Model) -> Switch:
         """Answer batches until a mark says that another model is to take what comes; return it."""
@@ -117,7 +125,8 @@ class Batcher:
             _answer(await self.stage(model, run, [prepared[i] for i in members]))
         ended = asyncio.get_running_loop().time()
         self._queue.record_drain(len(batch), ended - started)
-        self._last = Batch(len(batch), ended - started, ended)
+        clients = len(batch) + self._queue.depth
+        self._last = Batch(len(batch), clients, ended - started, ended)
         self._count += 1
         if self._count % self._settings.memory_check_batches == 0:
             await self._call(model.memory.tidy)
@@ -128,8 +137,9 @@ class Batcher:
         What is queued already is taken without waiting, also past the deadline: while the model
         was busy, the next batch has built itself. A client that is alone need not wait: where
         nobody joined the last batch, this one goes at once. And the clients of a large batch that
-        was just answered are on their way back: until there are as many inputs as it had, a batch
-        has a small share of its time more. Else 32 clients fall into batches of 1 and 31 in turns.
+        was just answered are on their way back: until there are as many inputs as it had and found
+        waiting, a batch has a small share of its time more. Else 32 clients fall into batches of 1
+        and 31 in turns, or of 16 and 16, for good.
 
         A switch ends the batch; it is returned with it.
         """
@@ -139,13 +149,13 @@ class Batcher:
         batch = [entry]
         now = asyncio.get_running_loop().time
         deadline = expected_by = batch[0].enqueued_at
-        if self._last.size != 1 and self._settings.batch_wait_ms:
+        if self._last.clients != 1 and self._settings.batch_wait_ms:
             deadline += self._settings.batch_wait_ms / 1000
             return_s = min(RETURN_SHARE * self._last.taken_s, RETURN_MAX_S)
             expected_by = max(deadline, self._last.ended_at + return_s)
         with suppress(TimeoutError):
             while len(batch) < self.limit.size:
-                until = expected_by if len(batch) < self._last.size else deadline
+                until = expected_by if len(batch) < self._last.clients else deadline
                 if self._queue.depth:
                     entry = await self._queue.take()
                 elif now() < until:

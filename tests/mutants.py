@@ -22,7 +22,8 @@ APART = shutil.ignore_patterns(".*", "__pycache__")
 MUTANTS = (
     ("batching.py", "batching", "len(batch) < self.limit.size:", "len(batch) <= self.limit.size:"),
     ("batching.py", "batching", "expected_by = batch[0].enqueued_at", "expected_by = now()"),
-    ("batching.py", "batching", "if self._last.size != 1 and", "if"),
+    ("batching.py", "batching", "if self._last.clients != 1 and", "if"),
+    ("batching.py", "batching", "< self._last.clients else", "< self._last.size else"),
     ("batching.py", "batching", "if entry.is_wanted(now)]", "]"),
     ("batching.py", "batching", "live[:middle], live[middle:]", "live[:middle], live[:middle]"),
     ("batching.py", "batching", "failed // 2))", "failed))"),

@@ -156,7 +156,7 @@ async def test_clients_of_a_large_batch_may_take_a_share_of_its_time_to_return(
     queue.start_admitting()
     batcher = Batcher(options, queue, not_called)
     now = asyncio.get_running_loop().time
-    batcher._last = Batch(size=4, taken_s=100.0, ended_at=now())
+    batcher._last = Batch(size=1, clients=4, taken_s=100.0, ended_at=now())
     queue._admit(request("back first"))
     batch = asyncio.create_task(batcher.next_batch())
     await asyncio.sleep(0.02)
@@ -172,7 +172,9 @@ async def test_clients_of_a_batch_of_minutes_get_no_more_than_the_bound_to_retur
     queue = RequestQueue(options, Metrics())
     queue.start_admitting()
     batcher = Batcher(options, queue, not_called)
-    batcher._last = Batch(size=4, taken_s=600.0, ended_at=asyncio.get_running_loop().time())
+    batcher._last = Batch(
+        size=4, clients=4, taken_s=600.0, ended_at=asyncio.get_running_loop().time()
+    )
     queue._admit(request("alone"))
     batch, _ = await asyncio.wait_for(batcher.next_batch(), 1)
     assert len(batch) == 1
