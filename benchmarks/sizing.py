@@ -5,7 +5,8 @@
 
 Requests of one input come at random (Poisson) and go to the replica with the fewest. A replica
 takes what has queued, up to its batch size, in a time that grows with the batch: one input takes
-`alone` ms, full batches run at `full` inputs per second. What finds the queue full is refused.
+`alone` ms, full batches run at `full` inputs per second, a long input as much longer as it has more
+words than others. What finds the queue full is refused.
 Without arguments, both are measured on a real server (base shape), and what the simulation says of
 two loads is compared with what happens. The last line is JSON.
 """
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.contestants import ours, running
 from benchmarks.load import closed_loop, open_loop
-from benchmarks.models import model_folder
+from benchmarks.models import model_folder, sentences
 
 BATCH, QUEUE = 8, 64
 MEASURE_S, LOAD_S = 20.0, 40.0
@@ -42,25 +43,27 @@ class Server:
         full_rate: Inputs per second in batches of `batch`.
         batch: Inputs in a batch, at most.
         queue: Inputs that wait, at most.
+        sizes: Of the inputs that come, one after the other, again and again; their mean is 1.
     """
 
     alone_s: float
     full_rate: float
     batch: int = BATCH
     queue: int = QUEUE
+    sizes: Sequence[float] = (1.0,)
 
-    def seconds(self, inputs: int) -> float:
-        """Return how long a batch takes."""
+    def seconds(self, size: float) -> float:
+        """Return how long a batch takes whose inputs have this size together."""
         more_s = (self.batch / self.full_rate - self.alone_s) / max(1, self.batch - 1)
-        return self.alone_s + (inputs - 1) * more_s
+        return max(0.0, self.alone_s + (size - 1) * more_s)
 
 
 @dataclass
 class Replica:
-    """A replica at work: when each of its inputs came, those in the model apart."""
+    """A replica at work: when each of its inputs came, and its size; those in the model apart."""
 
-    waiting: deque[float] = field(default_factory=deque)
-    running: list[float] = field(default_factory=list)
+    waiting: deque[tuple[float, float]] = field(default_factory=deque)
+    running: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def load(self) -> int:
@@ -90,31 +93,33 @@ def simulate(server: Server, replicas: int, rate: float, seconds: float) -> Outc
     pool = [Replica() for _ in range(replicas)]
     ends: list[tuple[float, int]] = []  # of batches: when, and of which replica
     latencies_s: list[float] = []
-    refused = count = 0
+    refused = arrivals = 0
 
     def begin(number: int, now: float) -> None:
         replica = pool[number]
-        size = min(server.batch, len(replica.waiting))
-        replica.running = [replica.waiting.popleft() for _ in range(size)]
-        if size:
-            heapq.heappush(ends, (now + server.seconds(size), number))
+        count = min(server.batch, len(replica.waiting))
+        replica.running = [replica.waiting.popleft() for _ in range(count)]
+        if count:
+            taken_s = server.seconds(sum(size for _, size in replica.running))
+            heapq.heappush(ends, (now + taken_s, number))
 
     now = rng.expovariate(rate)
     while now < seconds:
         while ends and ends[0][0] <= now:
             ended, number = heapq.heappop(ends)
-            latencies_s += [ended - came for came in pool[number].running]
+            latencies_s += [ended - came for came, _ in pool[number].running]
             begin(number, ended)
-        count += 1
+        size = server.sizes[arrivals % len(server.sizes)]
+        arrivals += 1
         number = min(range(replicas), key=lambda each: pool[each].load)
         if len(pool[number].waiting) >= server.queue:
             refused += 1
         else:
-            pool[number].waiting.append(now)
+            pool[number].waiting.append((now, size))
             if not pool[number].running:
                 begin(number, now)
         now += rng.expovariate(rate)
-    return outcome(latencies_s, refused / count, seconds)
+    return outcome(latencies_s, refused / arrivals, seconds)
 
 
 def outcome(latencies_s: Sequence[float], refused: float, seconds: float) -> Outcome:
@@ -130,7 +135,9 @@ def measured() -> tuple[Server, list[tuple[float, Outcome]]]:
         requests = mine.requests()
         one = asyncio.run(closed_loop(server.port, requests, 1, MEASURE_S / 2))
         full = asyncio.run(closed_loop(server.port, requests, 4 * BATCH, MEASURE_S))
-        can = Server(1 / one.rate, full.rate)
+        words = [len(text.split()) for text in sentences()]
+        sizes = [count / statistics.mean(words) for count in words]
+        can = Server(1 / one.rate, full.rate, sizes=sizes)
         found = []
         for share in LOADS:
             rate = share * can.full_rate
