@@ -5,7 +5,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 BIN := .venv/bin
 
-.PHONY: serve test bench bench-quick bench-limit soak clean
+.PHONY: serve test test-ray bench bench-quick bench-limit soak clean
 
 serve: .venv/serving
 	$(BIN)/uvicorn server:app --host $(HOST) --port $(PORT)
@@ -15,6 +15,11 @@ test: .venv/developing
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest --cov
+
+# On a real Ray, which CI does without: 200 MB more.
+test-ray: .venv/developing
+	$(BIN)/pip install --quiet --disable-pip-version-check -r deploy/requirements-ray.txt
+	$(BIN)/pytest tests/test_ray.py
 
 # Against every peer (half an hour), against one (a minute), against the limit of the processor.
 bench: .venv/developing .benchmarks/venv/ready

@@ -107,10 +107,9 @@ class Chats(Asking):
         body = {"messages": messages, "max_tokens": self.options.new_tokens, "stream": True}
         started = time.perf_counter()
         first_ms = 0.0
-        with self.ask("/v1/chat/completions", body, stream=True) as answer:
-            for line in answer.iter_lines():
-                if not first_ms and line.startswith(b"data: {") and _has_text(line):
-                    first_ms = (time.perf_counter() - started) * 1000
+        for line in self.ask("/v1/chat/completions", body, stream=True).iter_lines():
+            if not first_ms and line.startswith(b"data: {") and _has_text(line):
+                first_ms = (time.perf_counter() - started) * 1000
         if first_ms:
             self.environment.events.request.fire(
                 request_type="STREAM", name="first token", response_time=first_ms,
