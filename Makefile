@@ -5,10 +5,12 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 BIN := .venv/bin
 
-.PHONY: serve test test-ray bench bench-quick bench-limit soak clean
+.PHONY: serve dev test test-ray bench bench-quick bench-limit soak clean
 
 serve: .venv/serving
 	$(BIN)/uvicorn server:app --host $(HOST) --port $(PORT)
+
+dev: .venv/developing
 
 test: .venv/developing
 	$(BIN)/ruff format --check .

@@ -85,6 +85,7 @@ async def on_http_error(request: HTTPRequest, error: Exception) -> Response:
     """Answer what the router refuses (404, 405) in the same shape."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
+    request.state.cause = error.detail
     text = f"{request.method} {path}: {error.detail}"
     body = _error_body(path, text, "validation", error.status_code)
     return JSONResponse(body, error.status_code, error.headers)

@@ -121,8 +121,9 @@ def trace(scope: Scope) -> dict[str, str]:
 class RequestLog:
     """ASGI middleware: an id for every request, a line in the log, and of inference the metrics.
 
-    What it tells is in the request's state: the handler of an error leaves it as `error`, a route
-    leaves `facts` about the answer. Successful GETs and refused probes are logged at level debug.
+    What it tells is in the request's state: the handler of an error leaves it as `error`, or that
+    of the router's its `cause`; a route leaves `facts` about the answer. Successful GETs and
+    refused probes are logged at level debug.
 
     Args:
         paths: Of inference.
@@ -194,7 +195,7 @@ def _log(scope: Scope, status: int, total_ms: float) -> None:
     text = "request %(request_id)s: %(method)s %(path)r %(status)d in %(total_ms).1f ms"
     if "facts" in state:
         text += ": queue %(queue_ms).1f, inference %(inference_ms).1f, batch of %(batch_size)d"
-    if error is not None:
-        facts["cause"] = str(error)
+    if (cause := error or state.get("cause")) is not None:
+        facts["cause"] = str(cause)
         text += ", %(outcome)s: %(cause)s"
     logger.log(level, text, facts, extra={"facts": facts})

@@ -124,7 +124,8 @@ def check_inputs(
     if not inputs:
         raise Empty("inputs: the list is empty")
     if len(inputs) > max_inputs:
-        raise TooLarge(f"{len(inputs)} inputs, and a request may hold {max_inputs}")
+        limits = "MAX_INPUTS_PER_REQUEST and MAX_QUEUE_SIZE"
+        raise TooLarge(f"{len(inputs)} inputs, and {limits} allow {max_inputs} in a request")
     for index, value in enumerate(inputs):
         try:
             check(value)

@@ -48,6 +48,10 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app unless the queue is full."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            self._tell()
+            return
         if scope["type"] != "http" or scope["path"] not in self._paths or not _is_short(scope):
             await self._app(scope, receive, send)
             return
@@ -55,28 +59,37 @@ class Door:
         if overloaded is None:
             await self._app(scope, receive, send)
             return
-        request_id = telemetry.request_id(scope)
-        if logger.isEnabledFor(logging.DEBUG):
-            facts = {"request_id": request_id, "path": scope["path"], "outcome": overloaded.outcome}
-            logger.debug("request %s: %s", request_id, overloaded, extra={"facts": facts})
-        self._count()
         key = scope["path"], overloaded.retry_after_s
         response = self._answers.get(key)
         if response is None:
             response = self._answers[key] = self._refusal(key[0], overloaded)
+        status, request_id = response.status_code, telemetry.request_id(scope)
+        self._note(scope, status, request_id, overloaded)
         headers = [*response.raw_headers, (b"x-request-id", request_id.encode())]
-        status = response.status_code
-        self._metrics.count_request(status, overloaded, 0.0)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
 
-    def _count(self) -> None:
+    def _note(self, scope: Scope, status: int, request_id: str, overloaded: Overloaded) -> None:
         """Count a refusal; the first one of a second sees to it that the log tells."""
+        self._metrics.count_request(status, overloaded, 0.0)
         self._refused += 1
         if self._refused == 1:
             asyncio.get_running_loop().call_later(LOG_EVERY_S, self._tell)
+        if logger.isEnabledFor(logging.DEBUG):
+            facts = {
+                "request_id": request_id,
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "outcome": overloaded.outcome,
+                "cause": str(overloaded),
+            }
+            logger.debug("request %s: %s", request_id, overloaded, extra={"facts": facts})
 
     def _tell(self) -> None:
+        """Log how many were refused since the last time; also when the server has stopped."""
+        if not self._refused:
+            return
         logger.warning("the queue is full: %d requests refused", self._refused)
         self._refused = 0
 

@@ -34,7 +34,8 @@ SLOW = "tests.apps:slow"
 
 @contextmanager
 def slow_server(folder: Path, batch_s: float, **settings: object) -> Iterator[Server]:
-    with server(SLOW, folder, batch_s=batch_s, **settings) as running:
+    at_once = {"batch_wait_ms": 0}  # else what comes next may still join the first batch
+    with server(SLOW, folder, batch_s=batch_s, **(at_once | settings)) as running:
         running.wait_until_ready()
         yield running
 

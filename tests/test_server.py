@@ -234,6 +234,22 @@ def test_many_refusals_are_one_line_in_the_log(
     assert lines == ["the queue is full: 20 requests refused"]
 
 
+def test_refusals_are_told_also_when_the_server_stops(caplog: pytest.LogCaptureFixture) -> None:
+    with full() as client:
+        assert [client.post("/", content="a").status_code for _ in range(3)] == [503] * 3
+    lines = [record.message for record in caplog.records if record.name == "api.door"]
+    assert lines == ["the queue is full: 3 requests refused"]
+
+
+def test_each_refusal_has_a_line_at_level_debug(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "api.door")
+    with full() as client:
+        client.post("/", content="a", headers={"x-request-id": "why"})
+    (line,) = [each for each in caplog.records if each.message.startswith("request why")]
+    told = {"status": 503, "outcome": "rejected", "cause": "the queue is full"}
+    assert vars(line)["facts"] == {"request_id": "why", "method": "POST", "path": "/", **told}
+
+
 def test_client_may_shorten_the_deadline() -> None:
     gate = Gate()
     with client_for(FakeModel(gate)) as client:
