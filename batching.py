@@ -45,13 +45,11 @@ class Batch:
     """A batch that was answered.
 
     Attributes:
-        size: Inputs in it.
-        clients: Inputs in it and in the queue when it ended: so many may be there for the next.
+        clients: Inputs in it, and in the queue when it ended: so many may be there for the next.
         taken_s: How long it took.
         ended_at: When it ended, in `loop.time()` seconds.
     """
 
-    size: int
     clients: int
     taken_s: float
     ended_at: float
@@ -104,7 +102,7 @@ class Batcher:
         self._metrics = queue.metrics
         self._call = call
         self._count = 0
-        self._last = Batch(size=0, clients=0, taken_s=0.0, ended_at=0.0)
+        self._last = Batch(clients=0, taken_s=0.0, ended_at=0.0)
 
     async def run(self, model: Model) -> Switch:
         """Answer batches until a mark says that another model is to take what comes; return it."""
@@ -125,8 +123,7 @@ class Batcher:
             _answer(await self.stage(model, run, [prepared[i] for i in members]))
         ended = asyncio.get_running_loop().time()
         self._queue.record_drain(len(batch), ended - started)
-        clients = len(batch) + self._queue.depth
-        self._last = Batch(len(batch), clients, ended - started, ended)
+        self._last = Batch(len(batch) + self._queue.depth, ended - started, ended)
         self._count += 1
         if self._count % self._settings.memory_check_batches == 0:
             await self._call(model.memory.tidy)

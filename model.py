@@ -166,16 +166,24 @@ class Memory(Protocol):
         """Free what nobody refers to any more; called when a model was loaded or dropped."""
 
 
-class Model(Protocol):
+class Loaded(Protocol):
+    """What every model has."""
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """JSON-ready facts for people; at least model_id and task."""
+
+    @property
+    def memory(self) -> Memory:
+        """Of its device."""
+
+
+class Model(Loaded, Protocol):
     """What the worker needs of a model. `prepare` and `run` are called in the model thread.
 
     Their result is as long as their argument. A `RequestError` in it refuses that input alone;
     if the call raises, the worker looks for the culprit by halving the batch.
     """
-
-    @property
-    def info(self) -> Mapping[str, Any]:
-        """JSON-ready facts for people; at least model_id and task."""
 
     @property
     def pads(self) -> bool:
@@ -184,10 +192,6 @@ class Model(Protocol):
     @property
     def spent(self) -> Spent:
         """What the last `run` took."""
-
-    @property
-    def memory(self) -> Memory:
-        """Of its device."""
 
     def prepare(
         self, inputs: Sequence[tuple[Any, Mapping[str, Any]]]
@@ -199,7 +203,7 @@ class Model(Protocol):
 
 
 @runtime_checkable
-class Generator(Protocol):
+class Generator(Loaded, Protocol):
     """A model that answers token by token, many inputs at a time, in a thread of its own.
 
     But for `prepare`, `restart` and `close`, which are called in the model thread, all of it is
@@ -207,16 +211,8 @@ class Generator(Protocol):
     """
 
     @property
-    def info(self) -> Mapping[str, Any]:
-        """JSON-ready facts for people; at least model_id and task."""
-
-    @property
     def load(self) -> Mapping[str, float]:
         """JSON-ready numbers: how much runs, how full the cache is, what has been done so far."""
-
-    @property
-    def memory(self) -> Memory:
-        """Of its device."""
 
     @property
     def broken(self) -> bool:

@@ -124,8 +124,7 @@ def check_inputs(
     if not inputs:
         raise Empty("inputs: the list is empty")
     if len(inputs) > max_inputs:
-        limits = "MAX_INPUTS_PER_REQUEST and MAX_QUEUE_SIZE"
-        raise TooLarge(f"{len(inputs)} inputs, and {limits} allow {max_inputs} in a request")
+        raise TooLarge(f"{len(inputs)} inputs, and a request may hold {max_inputs}")
     for index, value in enumerate(inputs):
         try:
             check(value)

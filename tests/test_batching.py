@@ -156,7 +156,7 @@ async def test_clients_of_a_large_batch_may_take_a_share_of_its_time_to_return(
     queue.start_admitting()
     batcher = Batcher(options, queue, not_called)
     now = asyncio.get_running_loop().time
-    batcher._last = Batch(size=1, clients=4, taken_s=100.0, ended_at=now())
+    batcher._last = Batch(clients=4, taken_s=100.0, ended_at=now())
     queue._admit(request("back first"))
     batch = asyncio.create_task(batcher.next_batch())
     await asyncio.sleep(0.02)
@@ -167,14 +167,37 @@ async def test_clients_of_a_large_batch_may_take_a_share_of_its_time_to_return(
     )  # and not the five seconds allowed
 
 
+async def test_two_half_batches_that_take_turns_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "RETURN_SHARE", 1.0)
+    gate = Gate()
+
+    def hook(texts: list[str]) -> None:
+        gate(texts)
+        time.sleep(0.02)
+
+    model = FakeModel(hook)
+
+    async def ask(times: int) -> None:
+        for _ in range(times):
+            await queue.submit(request("again"))
+
+    async with serving(model) as (queue, _), asyncio.TaskGroup() as clients:
+        for _ in range(2):
+            clients.create_task(ask(5))
+        assert await asyncio.to_thread(gate.arrived.wait, 5)
+        for _ in range(2):
+            clients.create_task(ask(4))
+        await asyncio.sleep(0.01)
+        gate.opened.set()
+    assert [len(batch) for batch in model.batches] == [2, 4, 4, 4, 4]
+
+
 async def test_clients_of_a_batch_of_minutes_get_no_more_than_the_bound_to_return() -> None:
     options = Settings()
     queue = RequestQueue(options, Metrics())
     queue.start_admitting()
     batcher = Batcher(options, queue, not_called)
-    batcher._last = Batch(
-        size=4, clients=4, taken_s=600.0, ended_at=asyncio.get_running_loop().time()
-    )
+    batcher._last = Batch(clients=4, taken_s=600.0, ended_at=asyncio.get_running_loop().time())
     queue._admit(request("alone"))
     batch, _ = await asyncio.wait_for(batcher.next_batch(), 1)
     assert len(batch) == 1
