@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +16,7 @@ import httpx
 
 from benchmarks import load
 from benchmarks.models import FOLDER, sentences
-from tests.processes import ROOT, environment, free_port
+from tests.processes import ROOT, end, environment, free_port
 
 START_S = 90.0
 STOP_S = 20.0
@@ -116,7 +114,7 @@ def running(contestant: Contestant) -> Iterator[Server]:
                 raise RuntimeError(f"{contestant.name}: {log.read()[-2000:].decode()}")
             yield server
         finally:
-            _stop(process)
+            end(process, STOP_S)
 
 
 def _answers(contestant: Contestant, server: Server, process: subprocess.Popen[bytes]) -> bool:
@@ -131,14 +129,3 @@ def _answers(contestant: Contestant, server: Server, process: subprocess.Popen[b
                 return True
         time.sleep(0.1)
     return False
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask the server to end, then end its process group."""
-    with suppress(ProcessLookupError):
-        process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -26,7 +26,7 @@ import transformers
 from benchmarks.contestants import ours, running
 from benchmarks.load import closed_loop
 from benchmarks.models import model_folder, sentences
-from config import available_cpus
+from cpus import available_cpus
 
 ROWS = ((1, 128), (8, 128), (32, 20), (1, 512))
 HINTS = ("LATENCY", "THROUGHPUT")

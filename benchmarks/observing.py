@@ -8,7 +8,6 @@ pairs of servers. The last line is JSON: the ratio of the rates, median of all r
 
 from __future__ import annotations
 
-import asyncio
 import json
 import statistics
 import sys
@@ -17,9 +16,9 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from benchmarks.contestants import Contestant, ours, running
-from benchmarks.load import closed_loop
+from benchmarks.contestants import ours, running
 from benchmarks.models import model_folder
+from benchmarks.turns import in_turns
 from config import load_settings
 from metrics import Metrics
 from server import create_app
@@ -50,21 +49,12 @@ def main() -> None:
     command = tuple("benchmarks.observing:blind" if "server:" in w else w for w in seeing.command)
     unseen = replace(ours(model), name="unseen", command=(*command, "--factory"))
 
-    def rate(contestant: Contestant, port: int) -> float:
-        run = asyncio.run(closed_loop(port, contestant.requests(), CLIENTS, ROUND_S))
-        return run.rate
-
-    rounds = []
+    ratios = []
     for _ in range(PAIRS):
         with running(seeing) as one, running(unseen) as other:
-            for turn in range(ROUNDS + 1):
-                pair = [(seeing, one), (unseen, other)][:: -1 if turn % 2 else 1]
-                found = {contestant.name: rate(contestant, each.port) for contestant, each in pair}
-                if turn:
-                    rounds.append((found["seeing"], found["unseen"]))
-                    sys.stdout.write("{:.1f} and {:.1f} req/s\n".format(*rounds[-1]))
-                    sys.stdout.flush()
-    ratios = [mine / bare for mine, bare in rounds]
+            servers = (one.port, seeing.requests()), (other.port, unseen.requests())
+            rounds = in_turns(servers, CLIENTS, ROUND_S, ROUNDS)
+        ratios += [mine.rate / bare.rate for mine, bare in rounds]
     spread = statistics.quantiles(ratios, n=4)
     sys.stdout.write(f"quartiles {spread[0]:.3f} and {spread[2]:.3f}\n")
     sys.stdout.write(json.dumps({"ratio": round(statistics.median(ratios), 3)}) + "\n")

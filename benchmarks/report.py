@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.charts import Bar, Line, bar_chart, line_chart
 from benchmarks.models import SHAPES
 from benchmarks.results import OURS, Point, Results, median, select, targets
-from config import available_cpus
+from cpus import available_cpus
 from tests.processes import ROOT
 
 DOCS = ROOT / "docs"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, free_port
+from tests.processes import ROOT, end, free_port
 
 START_S = 20.0
 STOP_S = 4.0
@@ -118,12 +116,7 @@ def nginx(folder: Path, servers: tuple[int, int]) -> Iterator[Nginx]:
         _wait_until_open(process, ports["80"], folder)
         yield Nginx(folder, ports["80"], (ports["9000"], ports["9001"]))
     finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        end(process, STOP_S)
 
 
 def _wait_until_open(process: subprocess.Popen[bytes], port: int, folder: Path) -> None:

@@ -91,6 +91,16 @@ class Server:
         return self.process.wait(START_S)
 
 
+def end(process: subprocess.Popen[bytes], stop_s: float) -> None:
+    """Ask a process to end; after `stop_s` kill it; kill what is left of its group."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(stop_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def command(target: str, port: int) -> list[str]:
     factory = ["--factory"] if not target.startswith("server:") else []
     return [sys.executable, "-m", "uvicorn", target, *factory, "--port", str(port)]
@@ -128,9 +138,4 @@ def server(target: str, folder: Path, *arguments: str, **settings: object) -> It
         running.client.close()
         for connection in running.connections:
             connection.close()
-        process.terminate()  # so that it can write what it has covered
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        end(process, STOP_S)  # not at once, so that it can write what it has covered
