@@ -23,6 +23,8 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import InitSettingsSource
 
+from cpus import available_cpus
+
 YAML_VALUE_ERRORS = (ValueError, LookupError, AttributeError, TypeError)  # of dates, tags, numbers
 
 
@@ -93,29 +95,6 @@ def prepare_allocator() -> None:
     """Let torch's allocator on GPUs grow its segments, unless the user chose; before its import."""
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-
-
-def available_cpus() -> int:
-    """Return the CPUs this process may use: its affinity, capped by the cgroup quota (v2, v1)."""
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        allowed = os.cpu_count() or 1
-    return max(1, min(allowed, round(_cgroup_quota() or allowed)))
-
-
-def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Return the CPU quota in CPUs, or None where there is none."""
-    try:
-        if (root / "cpu.max").exists():
-            quota, period = (root / "cpu.max").read_text().split()
-        else:
-            quota, period = (
-                (root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
-            )
-        return int(quota) / int(period) if int(quota) > 0 else None
-    except (OSError, ValueError):  # no such file, or "max": unlimited
-        return None
 
 
 class Settings(BaseSettings):

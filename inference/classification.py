@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from errors import Rejected
-from inference.forward import Encoded
+from inference.blocks import Encoded
 from inference.text import PerInputTask, PreparedInput, Stages, Text
 
 

@@ -10,8 +10,8 @@ import torch
 from transformers.pipelines.base import Pipeline
 
 from errors import ModelFailed, Rejected
+from inference.blocks import Encoded
 from inference.decoding import decoder
-from inference.forward import Encoded
 from inference.text import Head, PreparedInput, Stages, TextTask
 
 DEFAULT_TOP_K = 5  # of FillMaskPipeline

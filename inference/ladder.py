@@ -19,7 +19,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference import plans, tuning
-from inference.forward import Encoded, Forward, position_offset
+from inference.blocks import Encoded, position_offset
+from inference.forward import Forward
 from inference.heads import FAULTS
 
 logger = logging.getLogger(__name__)

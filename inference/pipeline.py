@@ -16,7 +16,7 @@ import torch
 from transformers.pipelines.base import Pipeline
 
 from errors import ModelFailed, Rejected, RequestError
-from inference.forward import position_offset
+from inference.blocks import position_offset
 from inference.ladder import Rung
 from inference.memory import DeviceMemory
 from inference.text import PreparedInput, Stages, Text, TextTask

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from inference.forward import Block, Plan
+from inference.blocks import Block
+from inference.forward import Plan
 
 BLOCK_TOKENS = 2048  # the weights are read once for each block, so much fewer cost time
 CLOSE = 1.03  # padded tokens to real ones beyond which another row is tried

@@ -16,7 +16,7 @@ import torch
 from transformers.pipelines.base import Pipeline, PipelineException
 
 from errors import ModelFailed, Rejected
-from inference.forward import Encoded
+from inference.blocks import Encoded
 
 Text: TypeAlias = str | tuple[str, str]  # or a pair
 Head: TypeAlias = Callable[[torch.Tensor], torch.Tensor]

@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from inference import plans
-from inference.forward import Encoded, Forward, position_offset
+from inference.blocks import Encoded, position_offset
+from inference.forward import Forward
 
 BUDGET_S = 2.0
 ROUNDS = 3

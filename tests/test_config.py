@@ -8,17 +8,10 @@ from typing import Any, get_args
 import pytest
 from pydantic import SecretStr, ValidationError
 
-import config
+import cpus
 from api.tasks import FORMATS
-from config import (
-    TASK_ALIASES,
-    ConfigurationError,
-    Settings,
-    Task,
-    _cgroup_quota,
-    available_cpus,
-    load_settings,
-)
+from config import TASK_ALIASES, ConfigurationError, Settings, Task, load_settings
+from cpus import _cgroup_quota, available_cpus
 
 ROOT = Path(__file__).parent.parent
 
@@ -176,14 +169,14 @@ def test_cgroup_quota_is_read_in_both_versions(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux tells")
 @pytest.mark.parametrize(
-    ("quota", "cpus"), [(None, 4), (0.2, 1), (1.4, 1), (2.0, 2), (2.6, 3), (8, 4)]
+    ("quota", "expected"), [(None, 4), (0.2, 1), (1.4, 1), (2.0, 2), (2.6, 3), (8, 4)]
 )
 def test_cpus_are_those_of_the_affinity_within_the_quota(
-    quota: float | None, cpus: int, monkeypatch: pytest.MonkeyPatch
+    quota: float | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3})
-    monkeypatch.setattr(config, "_cgroup_quota", lambda: quota)
-    assert available_cpus() == cpus
+    monkeypatch.setattr(cpus, "_cgroup_quota", lambda: quota)
+    assert available_cpus() == expected
 
 
 def test_every_task_that_can_be_named_has_a_wire_format() -> None:

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from inference import ladder, linear, plans
-from inference.forward import Encoded, Forward, position_offset
+from inference.blocks import Arguments, Encoded, position_offset
+from inference.forward import Forward
 from tests.tiny import FAMILIES, tiny_model, word_tokenizer
 
 LIMIT = 290
@@ -64,18 +65,18 @@ def test_other_heads_are_packed_too(family: str) -> None:
     assert climbed(tiny_model(family, AutoModelForTokenClassification, **sizes)).packs
 
 
-class NoMask(Forward):
+class NoMask(Arguments):
     """Lets the members of a row see one another."""
 
     def _mask(self, members: torch.Tensor) -> torch.Tensor:
         return super()._additive(members[:, None, :, None] == members[:, None, :, None])
 
 
-class NoRestart(Forward):
+class NoRestart(Arguments):
     """Counts positions through a row."""
 
-    def _arguments(self, block: Any, batch: Any, packed: bool) -> dict[str, Any]:
-        arguments = super()._arguments(block, batch, packed)
+    def of(self, block: Any, batch: Any, packed: bool) -> dict[str, Any]:
+        arguments = super().of(block, batch, packed)
         if "position_ids" in arguments:
             places = torch.arange(arguments["position_ids"].shape[1])
             arguments["position_ids"] = (places + self._position_offset).expand_as(
@@ -99,11 +100,16 @@ class Swapped(Forward):
     ],
 )
 def test_wrong_packing_is_refused(
-    kind: type[Forward], family: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[Arguments] | type[Forward], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model(family)
     offset = position_offset(model.config)
-    wrong = ladder.Rung("wrong", kind(model, plans.packed(128), position_offset=offset))
+    forward = (kind if issubclass(kind, Forward) else Forward)(
+        model, plans.packed(128), position_offset=offset
+    )
+    if issubclass(kind, Arguments):
+        forward._arguments = kind(model, offset)
+    wrong = ladder.Rung("wrong", forward)
     right = ladder.Rung("right", ladder.untouched(model))
     monkeypatch.setattr(ladder, "_rungs", lambda *_: iter((wrong, right)))
     reference = ladder.answers(ladder.untouched(model), probes())

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from inference import plans
-from inference.forward import Block, Plan
+from inference.blocks import Block
+from inference.forward import Plan
 
 LENGTHS = [12, 7, 127, 33, 20, 20, 9, 64, 41, 5, 300, 18, 128, 129]
 PLANS = [plans.packed(128), plans.packed(64), plans.grouped(30.0), plans.one_by_one]
