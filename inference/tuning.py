@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -11,13 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from inference import plans
-from inference.blocks import Encoded, position_offset
+from inference.blocks import Encoded
 from inference.forward import Forward
 
 BUDGET_S = 2.0
 ROUNDS = 3
 MANY = 32
-ROW_TOKENS = (128, 64, 256)
 TYPICAL_TOKENS = (14, 20, 9, 41, 26, 17, 60, 12, 31, 8, 22, 105, 18, 35, 11, 24)
 
 Option = TypeVar("Option")
@@ -46,16 +45,6 @@ def seconds(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
-
-
-def row_tokens(model: PreTrainedModel, batch: Sequence[Encoded]) -> int:
-    """Return the width of packed rows that runs `batch` fastest."""
-    offset = position_offset(model.config)
-    ways = {
-        width: Forward(model, plans.packed(width), position_offset=offset) for width in ROW_TOKENS
-    }
-    with torch.inference_mode():
-        return fastest({width: partial(way.encode, batch) for width, way in ways.items()})
 
 
 def overhead_tokens(model: PreTrainedModel, example: Encoded) -> float:
