@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel, TypeAdapter
@@ -74,25 +75,8 @@ def document(served: Served) -> Document:
         "/info": _get("Model, limits, state.", dict[str, Any]),
         "/v1/models": _get("The one model, for OpenAI's clients.", dict[str, Any]),
     }
-    posts: Document = {}
-    models: list[type[BaseModel]] = [Error, Status]
-    answers: Document = {}
-    examples: Document = {}
-    if served.task and served.format:
-        examples = _examples(served.format, served.mask_token)
-        posts = {
-            path: _inference(path, served.task, served.format, examples) for path in served.paths
-        }
-        models.append(served.format.body)
-        answers = _answers(served.task)
-    for path, summary, body in _openai_paths(served):
-        posts[path] = _openai(path, summary, body)
-        models.append(body)
-    if served.task == "text-generation" and served.format:
-        for path, streams in (("/generate", False), ("/generate_stream", True)):
-            posts[path] = _generate(path, streams, _schema(served.format.body), examples)
-    _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=REF)
-    components: Document = {"schemas": schemas["$defs"] | answers}
+    posts = _posts(served)
+    components: Document = {"schemas": _schemas(served)}
     if served.keyed:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for operation in (*posts.values(), gets["/v1/models"]):
@@ -108,6 +92,31 @@ def document(served: Served) -> Document:
     }
 
 
+def _posts(served: Served) -> Document:
+    """Return the operations that ask the model, by path."""
+    if not (served.task and served.format):
+        return {}
+    examples = _examples(served.format, served.mask_token)
+    inference = partial(_inference, served.task, served.format, examples)
+    posts: Document = {path: inference(path) for path in served.paths}
+    posts |= {path: _openai(path, summary, body) for path, summary, body in _openai_paths(served)}
+    if served.task == "text-generation":
+        body = _schema(served.format.body)
+        for path, streams in (("/generate", False), ("/generate_stream", True)):
+            posts[path] = _generate(path, streams, body, examples)
+    return posts
+
+
+def _schemas(served: Served) -> Document:
+    """Return what the operations refer to, by name."""
+    models: list[type[BaseModel]] = [Error, Status]
+    models += [served.format.body] if served.format else []
+    models += [body for _, _, body in _openai_paths(served)]
+    _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=REF)
+    found: Document = schemas["$defs"]
+    return found | (_answers(served.task) if served.task else {})
+
+
 def _get(summary: str, answer: Any, *statuses: int) -> Document:
     return {"summary": summary, "responses": _responses(_schema(answer), statuses)}
 
@@ -119,7 +128,7 @@ def _examples(task_format: TaskFormat, mask_token: str | None) -> Document:
     return examples
 
 
-def _inference(path: str, task: str, task_format: TaskFormat, examples: Document) -> Document:
+def _inference(task: str, task_format: TaskFormat, examples: Document, path: str) -> Document:
     content = {JSON: {"schema": _schema(task_format.body), "examples": examples}}
     responses = _responses({"$ref": REF.format(model="Answers")}, REASONS)
     if "stream" in task_format.body.model_fields:

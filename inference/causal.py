@@ -55,33 +55,21 @@ def load(
         raise ValueError(f"{architecture} is no causal language model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(source.path, **source.common)
     model = _weights(source, config, about, settings)
-    context = _context(model, tokenizer, settings.cache_tokens)
     if len(tokenizer) > (rows := _rows(model)):  # one such token would break the engine
         raise ValueError(
             f"the tokenizer knows {len(tokenizer)} words, the model {rows}: do they belong?"
         )
-    attention = _made_fast(model, about["dtype"])
-    ends = _ends(model, tokenizer)
+    rules = _rules(model, tokenizer, settings)
+    facts = {
+        "architecture": type(model).__name__,
+        "attention": _made_fast(model, about["dtype"]),
+        "context_tokens": rules.context,
+        "chat": bool(tokenizer.chat_template),
+    }
     step = min(settings.max_batch_tokens, STEP_TOKENS)
     limits = EngineLimits(settings.cache_tokens, step, settings.max_batch_size)
-    return GenerationModel(
-        tokenizer,
-        partial(Engine, model, ends, limits),
-        Rules(
-            context,
-            settings.cache_tokens,
-            settings.max_new_tokens,
-            frozenset(ends),
-            _defaults(model),
-        ),
-        {
-            **about,
-            "architecture": type(model).__name__,
-            "attention": attention,
-            "context_tokens": context,
-            "chat": bool(tokenizer.chat_template),
-        },
-    )
+    engine = partial(Engine, model, rules.ends, limits)
+    return GenerationModel(tokenizer, engine, rules, {**about, **facts})
 
 
 def _weights(
@@ -129,12 +117,20 @@ def _made_fast(model: PreTrainedModel, dtype: str) -> str:
     return attention
 
 
-def _context(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cache_tokens: int) -> int:
-    """Return how many tokens a prompt and its answer may have together."""
-    known: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if known is None and tokenizer.model_max_length < UNBOUNDED:
-        known = tokenizer.model_max_length
-    return known or cache_tokens
+def _rules(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: ServerSettings
+) -> Rules:
+    """Return what holds for all texts: the narrower of the model's limits and the server's."""
+    context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is None and tokenizer.model_max_length < UNBOUNDED:
+        context = tokenizer.model_max_length
+    return Rules(
+        context=context or settings.cache_tokens,
+        cache=settings.cache_tokens,
+        new=settings.max_new_tokens,
+        ends=frozenset(_ends(model, tokenizer)),
+        defaults=_defaults(model),
+    )
 
 
 def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

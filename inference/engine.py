@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ class Engine:
     def __init__(
         self,
         model: PreTrainedModel,
-        ends: Sequence[int],
+        ends: Collection[int],
         limits: Limits,
         deliver: Callable[[Sequence[GenerationOutput]], None],
     ) -> None:
@@ -181,7 +181,7 @@ def likeliest(model: PreTrainedModel, prompts: Sequence[Sequence[int]], most: in
 
 
 def _manager(
-    model: PreTrainedModel, ends: Sequence[int], limits: Limits
+    model: PreTrainedModel, ends: Collection[int], limits: Limits
 ) -> ContinuousBatchingManager:
     return ContinuousBatchingManager(
         model,

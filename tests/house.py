@@ -31,6 +31,15 @@ def functions(tree: ast.AST) -> Iterator[Function]:
     return (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
+def public(tree: ast.AST) -> Iterator[Function]:
+    """Yield every function in `tree` that others may call: with no underscore, in no function."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, Function):
+            yield from public(node)
+        elif not node.name.startswith("_"):
+            yield node
+
+
 def lines(node: Function | ast.stmt) -> int:
     """Return how many lines it has, decorators aside."""
     return (node.end_lineno or node.lineno) - node.lineno + 1
@@ -67,10 +76,10 @@ def figures(paths: Sequence[Path]) -> Mapping[str, str]:
     sizes = [path.read_text(encoding="utf-8").count("\n") for path in paths]
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
     found = [each for tree in trees for each in functions(tree)]
-    public = [each for each in found if not each.name.startswith("_")]
+    offered = [each for tree in trees for each in public(tree)]
     lengths = sorted(map(lines, found))
     given = [parameter for each in found for parameter in parameters(each)]
-    documented = sum(ast.get_docstring(each) is not None for each in public)
+    documented = sum(ast.get_docstring(each) is not None for each in offered)
     typed = sum(each.annotation is not None for each in given)
     returning = sum(each.returns is not None for each in found)
     told = sum(lines(each) for tree in trees for each in docstrings(tree))
@@ -84,7 +93,7 @@ def figures(paths: Sequence[Path]) -> Mapping[str, str]:
         "most parameters": f"{max(len(parameters(each)) for each in found)}",
         "comment lines": f"{sum(map(comments, paths)) / sum(sizes):.1%}",
         "docstring lines": f"{told / sum(sizes):.1%}",
-        "public functions documented": f"{documented / len(public):.0%}",
+        "public functions documented": f"{documented / len(offered):.0%}",
         "arguments / returns typed": f"{typed / len(given):.0%} / {returning / len(found):.0%}",
     }
 
