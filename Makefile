@@ -16,7 +16,7 @@ test: .venv/developing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest --cov
+	$(BIN)/pytest --cov -n 2 --dist loadfile
 
 # On a real Ray, which CI does without: 200 MB more.
 test-ray: .venv/developing
@@ -33,10 +33,12 @@ bench-quick: .venv/developing
 bench-limit: .benchmarks/venv/ready
 	HF_HUB_OFFLINE=1 .benchmarks/venv/bin/python -m benchmarks.limit
 
-# 200,000 requests of all kinds while the model fails at random and is loaded anew, 20 stops under
-# load, 10 reloads under load (a quarter of an hour).
+# What `make test` does a little of: 200,000 requests of all kinds while the model fails at random
+# and is loaded anew, 20 stops under load, 10 reloads under load, 10,000 mixed requests, two minutes
+# of invented ones (20 minutes).
 soak: .venv/developing
-	CHAOS_REQUESTS=200000 TERMINATIONS=20 RELOADS=10 $(BIN)/pytest -s tests/test_chaos.py tests/test_reloading.py
+	CHAOS_REQUESTS=200000 TERMINATIONS=20 RELOADS=10 MIXED_CALLS=10000 FUZZ_S=60 \
+	$(BIN)/pytest -s tests/test_chaos.py tests/test_reloading.py tests/test_mixed.py tests/test_openapi.py
 
 clean:
 	rm -rf .venv .benchmarks .coverage .mypy_cache .pytest_cache .ruff_cache

@@ -16,7 +16,8 @@ import httpx
 
 from benchmarks import load
 from benchmarks.models import FOLDER, sentences
-from tests.processes import ROOT, end, environment, free_port
+from tests.processes import ROOT, end, environment
+from tests.servers import free_port
 
 START_S = 90.0
 STOP_S = 20.0

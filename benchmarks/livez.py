@@ -22,7 +22,8 @@ from benchmarks.models import model_folder
 from config import Settings, load_settings
 from server import create_app
 from tests.fakes import FakeModel
-from tests.processes import Server, server
+from tests.processes import server
+from tests.servers import Server
 
 BATCH_S = 2.0
 MEASURE_S = 20.0

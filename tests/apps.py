@@ -4,6 +4,7 @@
 
 BATCH_S is the time that a batch takes, LOAD_S the time that loading takes; no batch ends before the
 file OPEN is there, if one is named. Each batch is written as a line of JSON to the file RAN.
+LAST_CALL_S is that of `protocol`.
 """
 
 from __future__ import annotations
@@ -49,14 +50,15 @@ def slow() -> Starlette:
         time.sleep(load_s)
         return FakeModel(hook)
 
+    protocol.LAST_CALL_S = float(os.environ.get("LAST_CALL_S", protocol.LAST_CALL_S))
     settings = load_settings()
     configure_logging(settings)
     return create_app(settings, load)
 
 
 def hurried() -> Starlette:
-    """As `slow`, but the head of a request has a second, and a last call five."""
-    protocol.HEAD_S, protocol.LAST_CALL_S = 1.0, 5.0
+    """As `slow`, but the head of a request has a second."""
+    protocol.HEAD_S = 1.0
     return slow()
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.processes import Process, server
+
 # `pytest --hypothesis-profile thorough` takes minutes instead of seconds.
 COMMON: Any = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("usual", max_examples=400, **COMMON)
@@ -15,10 +18,29 @@ settings.register_profile("thorough", max_examples=10_000, **COMMON)
 settings.load_profile("usual")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each of several workers (`pytest -n 2`), and what it starts, a processor of its own.
+
+    On the same two, the threads of two models would wait for each other.
+    """
+    worker: str | None = getattr(config, "workerinput", {}).get("workerid")
+    if worker and hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {allowed[int(worker.removeprefix("gw")) % len(allowed)]})
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Run the tests marked `anyio` on asyncio alone."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """The server as the README starts it, for tests that leave it as they find it."""
+    with server("server:app", tmp_path_factory.mktemp("bundled")) as running:
+        running.wait_until_ready()
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, end, free_port
+from tests.processes import ROOT, end
+from tests.servers import free_port
 
 START_S = 20.0
 STOP_S = 4.0

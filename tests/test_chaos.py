@@ -25,7 +25,8 @@ import pytest
 from transformers import pipeline
 
 from tests.models import assert_same
-from tests.processes import ROOT, Server, server
+from tests.processes import ROOT, Process, server
+from tests.servers import Server
 from tests.test_metrics import scraped
 
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "2000"))
@@ -190,7 +191,7 @@ async def ask_until_closed(client: Client, texts: list[str], answered: dict[str,
             client.check([text], [answer], 5)
 
 
-async def storm_and_terminate(client: Client, running: Server, texts: list[str]) -> dict[str, int]:
+async def storm_and_terminate(client: Client, running: Process, texts: list[str]) -> dict[str, int]:
     answered: dict[str, int] = {}
     tasks = [asyncio.create_task(ask_until_closed(client, texts, answered)) for _ in range(32)]
     await asyncio.sleep(1.5)

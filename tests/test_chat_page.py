@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,9 @@ import pytest
 from playwright.sync_api import Locator, Page, Request, Route, expect
 
 from api.about import PAGE_HEADERS
-from tests.processes import ROOT, Server, server
+from tests.processes import ROOT, server
+from tests.servers import Server
+from tests.threads import after, serving
 from tests.tiny_causal import saved_causal
 
 CHROMIUM = shutil.which("chromium")
@@ -322,10 +325,12 @@ def test_curl_command_answers_the_same(page: Page, running: Server, tmp_path: Pa
 def test_page_of_a_loading_model_becomes_the_chat_page_and_goes_on_with_a_text(
     page: Page, tmp_path: Path
 ) -> None:
-    folder = saved_causal(tmp_path / "model", template=None)
-    with server("server:app", tmp_path, model_id=folder) as running:
+    opened = threading.Event()
+    folder = saved_causal(tmp_path, template=None)
+    with serving(after(opened), ready=False, model_id=folder) as running:
         page.goto(running.url)
         expect(page.get_by_role("heading", name="Answer")).to_be_visible()
+        opened.set()
         expect(page.get_by_role("log")).to_be_attached(timeout=60_000)
         expect(page.locator("#hint")).to_contain_text("no chat template")
         page.get_by_label("Text", exact=True).fill("Once")

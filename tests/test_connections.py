@@ -16,7 +16,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api import connections
 from errors import ClientGone
-from tests.processes import Server, server
+from tests.processes import server
+from tests.servers import Server
 
 HALF_OPEN = 200
 BEGINNINGS = [

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metrics import GAUGES, PREFIX
 from server import STATUS
-from tests.processes import ROOT, Server, free_port, server
+from tests.processes import ROOT
+from tests.servers import Server, free_port
+from tests.threads import serving
 from tests.tiny_causal import saved_causal
 
 DEPLOY = ROOT / "deploy"
@@ -59,10 +61,21 @@ def prometheus(folder: Path, servers: Sequence[Server]) -> Iterator[httpx.Client
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+            _wait_until_ready(client)
             yield client
     finally:
         process.kill()
         process.wait()
+
+
+def _wait_until_ready(client: httpx.Client) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with suppress(httpx.ConnectError):
+            if client.get("/-/ready").status_code == 200:
+                return
+        time.sleep(0.05)
+    raise AssertionError("Prometheus does not get ready")
 
 
 @dataclass(frozen=True)
@@ -124,15 +137,12 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    first, second, third = (tmp_path_factory.mktemp(name) for name in ("masks", "texts", "watch"))
-    small = {"device": "cpu", "num_threads": 1}
+    model = saved_causal(tmp_path_factory.mktemp("model"))
     with (
-        server("server:app", first, max_queue_size=1, admin_key="k", **small) as masks,
-        server("server:app", second, model_id=saved_causal(second), **small) as texts,
-        prometheus(third, (masks, texts)) as client,
+        serving(max_queue_size=1, admin_key="k") as masks,
+        serving(model_id=model) as texts,
+        prometheus(tmp_path_factory.mktemp("watch"), (masks, texts)) as client,
     ):
-        masks.wait_until_ready()
-        texts.wait_until_ready()
         yield Watched(masks, texts, client)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from config import Settings
 from tests.dockerfile import PATH, copied, health_command, only, pairs
-from tests.processes import ROOT, Server, free_port
+from tests.processes import ROOT, Process
+from tests.servers import free_port
 
 NOBODY = 65534
 
@@ -87,7 +88,8 @@ def test_image_serves_read_only_as_nobody_and_drains(tmp_path: Path) -> None:
         assert subprocess.run(write, cwd=app, capture_output=True, check=False).returncode == 1
         command = as_user(sys.executable, "-m", *only("CMD").args)
         process = subprocess.Popen(command, cwd=app, env=variables, stdout=log, stderr=log)
-        running = Server(process, int(variables["UVICORN_PORT"]), tmp_path / "log")
+        port = int(variables["UVICORN_PORT"])
+        running = Process(port, process=process, log_file=tmp_path / "log")
         python, *words = health_command()
         check = [sys.executable, *words]
         assert python == "python"
@@ -99,5 +101,5 @@ def test_image_serves_read_only_as_nobody_and_drains(tmp_path: Path) -> None:
             assert running.stop() == 0, running.log
         finally:
             process.kill()
-            running.client.close()
+            running.leave()
         assert subprocess.run(check, env=variables, capture_output=True, check=False).returncode

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,12 @@ import torch
 from huggingface_hub import AsyncInferenceClient, InferenceClient, constants
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.processes import Server, server
+from config import Settings
+from model import Generator
+from server import load_pipeline
+from tests.processes import server
+from tests.servers import Server
+from tests.threads import Load, serving
 from tests.tiny_causal import saved_causal
 
 CHAT_PATH = "/v1/chat/completions"
@@ -42,9 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def running(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with server("server:app", tmp_path_factory.mktemp("server"), model_id=folder) as running:
-        running.wait_until_ready()
+def running(folder: str) -> Iterator[Server]:
+    with serving(model_id=folder) as running:
         yield running
 
 
@@ -365,9 +370,7 @@ def test_an_image_in_a_message_is_refused_by_name(running: Server) -> None:
 
 
 def test_a_model_without_template_cannot_chat(tmp_path: Path) -> None:
-    folder = saved_causal(tmp_path / "m", template=None)
-    with server("server:app", tmp_path, model_id=folder) as running:
-        running.wait_until_ready()
+    with serving(model_id=saved_causal(tmp_path, template=None)) as running:
         response = post(running, "/v1/chat/completions", messages=CHAT)
         assert response.status_code == 400
         assert "no chat template" in response.json()["error"]["message"]
@@ -391,9 +394,8 @@ def test_clients_that_leave_stop_their_generation(running: Server) -> None:
 
 
 def test_a_deadline_in_a_stream_is_told_as_the_last_event(tmp_path: Path) -> None:
-    folder = saved_causal(tmp_path / "m", max_position_embeddings=8192)
-    with server("server:app", tmp_path, model_id=folder, max_new_tokens=8000) as running:
-        running.wait_until_ready()
+    folder = saved_causal(tmp_path, max_position_embeddings=8192)
+    with serving(model_id=folder, max_new_tokens=8000) as running:
         body = {"prompt": "a", "max_tokens": 8000, "stream": True, "logit_bias": {"1": -100}}
         response = running.client.post(
             running.url + "/v1/completions", json=body, headers={"x-request-timeout": "1.5"}
@@ -406,12 +408,30 @@ def test_a_deadline_in_a_stream_is_told_as_the_last_event(tmp_path: Path) -> Non
         assert running.get("/info").json()["generation"]["running"] == 0
 
 
-def test_a_broken_engine_is_told_and_built_anew(tmp_path: Path) -> None:
-    folder = saved_causal(tmp_path / "m")
-    breaks = tmp_path / "m" / "breaks"
-    breaks.touch()
-    with server("tests.breakable:breakable", tmp_path, model_id=folder) as running:
-        running.wait_until_ready()
+def breaking_at(token: int, breaks: threading.Event) -> Load:
+    """Return what loads a model; a step that has `token` in it fails while `breaks` is set."""
+
+    def load(settings: Settings) -> Generator:
+        model: Any = load_pipeline(settings)
+        inner = model._engine._model
+        forward = inner.forward
+
+        def breaking(input_ids: torch.Tensor, **arguments: Any) -> Any:
+            if breaks.is_set() and bool((input_ids == token).any()):
+                raise MemoryError("no memory for this step")
+            return forward(input_ids=input_ids, **arguments)
+
+        inner.forward = breaking
+        loaded: Generator = model
+        return loaded
+
+    return load
+
+
+def test_a_broken_engine_is_told_and_built_anew(folder: str) -> None:
+    breaks = threading.Event()
+    breaks.set()
+    with serving(breaking_at(7, breaks), model_id=folder) as running:
         with ThreadPoolExecutor() as threads:
             innocent = threads.submit(
                 post, running, "/v1/completions", prompt=[5] * 9, max_tokens=450
@@ -420,12 +440,11 @@ def test_a_broken_engine_is_told_and_built_anew(tmp_path: Path) -> None:
             culprit = post(running, "/v1/completions", prompt=[5, 7], max_tokens=3)
             assert culprit.status_code == 500
             assert innocent.result().status_code == 500  # nobody can tell whose fault it was
-        breaks.unlink()
+        breaks.clear()
         running.wait_until_ready()
         assert running.get("/livez").status_code == 200
         assert post(running, "/v1/completions", prompt=[5, 7], max_tokens=3).status_code == 200
         running.wait_until((0, 0))
-        assert running.stop() == 0
 
 
 def test_sigterm_ends_what_is_generated_and_no_word_is_lost(folder: str, tmp_path: Path) -> None:
@@ -451,9 +470,8 @@ def test_sigterm_ends_what_is_generated_and_no_word_is_lost(folder: str, tmp_pat
                     assert events(answer.result())[-1]["choices"][0]["finish_reason"]
 
 
-def test_the_cache_is_as_large_as_stated_and_may_be_small(folder: str, tmp_path: Path) -> None:
-    with server("server:app", tmp_path, model_id=folder, cache_tokens=256) as running:
-        running.wait_until_ready()
+def test_the_cache_is_as_large_as_stated_and_may_be_small(folder: str) -> None:
+    with serving(model_id=folder, cache_tokens=256) as running:
         assert running.get("/info").json()["generation"]["cache_tokens"] == 256
         too_long = post(running, "/v1/completions", prompt=[5] * 100, max_tokens=200)
         assert too_long.status_code == 422

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.processes import ROOT, Server, server
+from tests.processes import ROOT
+from tests.servers import Server
+from tests.threads import serving
 from tests.tiny_causal import saved_causal
 
 
@@ -23,8 +25,7 @@ def figures(running: Server, folder: Path, *options: str) -> dict[str, dict[str,
 
 
 def test_texts_are_answered(tmp_path: Path) -> None:
-    with server("server:app", tmp_path, log_level="error") as running:
-        running.wait_until_ready()
+    with serving() as running:
         found = figures(running, tmp_path, "--words", "3-9", "--inputs", "2", "Texts")["/"]
     assert int(found["Request Count"]) > 10
     assert found["Failure Count"] == "0"
@@ -32,8 +33,7 @@ def test_texts_are_answered(tmp_path: Path) -> None:
 
 def test_chats_are_read_and_their_first_token_is_timed(tmp_path: Path) -> None:
     model = saved_causal(tmp_path / "model")
-    with server("server:app", tmp_path, model_id=model, log_level="error") as running:
-        running.wait_until_ready()
+    with serving(model_id=model) as running:
         found = figures(
             running, tmp_path, "--words", "4", "--mask", "", "--new-tokens", "8", "Chats"
         )

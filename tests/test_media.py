@@ -6,11 +6,8 @@ import base64
 import json
 import struct
 import subprocess
-import threading
-import time
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,17 +15,15 @@ from typing import Any
 import httpx
 import pytest
 import soundfile
-import uvicorn
 from huggingface_hub import InferenceClient, constants
 from PIL import Image
 
 from api.huggingface import Call, parse, read, respond
 from api.tasks import FORMATS
-from config import Settings
 from entries import Response
 from errors import Empty, Rejected, RequestError, TooLarge, UnsupportedType
-from server import create_app
-from tests.processes import Server, free_port, server
+from tests.servers import Server
+from tests.threads import serving
 from tests.tiny_media import BUILDERS, png, wav
 
 JSON = "application/json"
@@ -255,30 +250,8 @@ def _online(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     BUILDERS[request.param](tmp_path / "model")
-    with server("server:app", tmp_path, model_id=tmp_path / "model") as started:
-        started.wait_until_ready()
+    with serving(model_id=str(tmp_path / "model")) as started:
         yield started
-
-
-@pytest.fixture
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Serve a model from a thread of this process, which has torch already."""
-    BUILDERS[request.param](tmp_path / "model")
-    app = create_app(Settings(model_id=str(tmp_path / "model"), device="cpu"))
-    port = free_port()
-    serving = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
-    thread = threading.Thread(target=serving.run)
-    thread.start()
-    found = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{found}/readyz").status_code == 200:
-                break
-        time.sleep(0.02)
-    yield found
-    serving.should_exit = True
-    thread.join()
 
 
 def curl(running: Server, file: Path, *more: str) -> Any:
@@ -328,44 +301,44 @@ def test_speech_recognition_by_curl_and_the_hub_client(running: Server, tmp_path
     assert timed.chunks[0].timestamp[1] > 0
 
 
-@pytest.mark.parametrize("url", ["image-segmentation"], indirect=True)
-def test_image_segmentation_by_the_hub_client(url: str) -> None:
-    masks = InferenceClient(model=url).image_segmentation(PNG)
+@pytest.mark.parametrize("running", ["image-segmentation"], indirect=True)
+def test_image_segmentation_by_the_hub_client(running: Server) -> None:
+    masks = InferenceClient(model=running.url).image_segmentation(PNG)
     assert {each.mask.size for each in masks} == {(60, 40)}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("url", ["zero-shot-image-classification"], indirect=True)
-def test_zero_shot_image_classification_by_the_hub_client(url: str) -> None:
-    client = InferenceClient(model=url)
+@pytest.mark.parametrize("running", ["zero-shot-image-classification"], indirect=True)
+def test_zero_shot_image_classification_by_the_hub_client(running: Server) -> None:
+    client = InferenceClient(model=running.url)
     found = client.zero_shot_image_classification(PNG, ["cat", "dog"])
     assert sum(each.score for each in found) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("url", ["audio-classification"], indirect=True)
-def test_audio_classification_by_the_hub_client(url: str) -> None:
-    client = InferenceClient(model=url)
+@pytest.mark.parametrize("running", ["audio-classification"], indirect=True)
+def test_audio_classification_by_the_hub_client(running: Server) -> None:
+    client = InferenceClient(model=running.url)
     assert len(client.audio_classification(WAV)) == 7
     assert len(client.audio_classification(WAV, top_k=2, function_to_apply="sigmoid")) == 2
 
 
-@pytest.mark.parametrize("url", ["text-to-audio"], indirect=True)
-def test_speech_by_the_hub_client(url: str) -> None:
-    sound = InferenceClient(model=url).text_to_speech("hello you")
+@pytest.mark.parametrize("running", ["text-to-audio"], indirect=True)
+def test_speech_by_the_hub_client(running: Server) -> None:
+    sound = InferenceClient(model=running.url).text_to_speech("hello you")
     assert soundfile.info(BytesIO(sound)).frames > 0
-    answer = httpx.post(url, content=b"hello", headers={"accept": JSON}).json()
+    answer = httpx.post(running.url, content=b"hello", headers={"accept": JSON}).json()
     assert soundfile.info(BytesIO(base64.b64decode(answer["audio"]))).format == "WAV"
 
 
-@pytest.mark.parametrize("url", ["table-question-answering"], indirect=True)
-def test_table_question_answering_by_the_hub_client(url: str) -> None:
-    client = InferenceClient(model=url)
+@pytest.mark.parametrize("running", ["table-question-answering"], indirect=True)
+def test_table_question_answering_by_the_hub_client(running: Server) -> None:
+    client = InferenceClient(model=running.url)
     answer = client.table_question_answering({"a": ["1", "2"]}, "how many?", sequential=True)
     assert isinstance(answer.answer, str)
 
 
-@pytest.mark.parametrize("url", ["document-question-answering"], indirect=True)
-def test_document_question_answering_by_the_hub_client(url: str) -> None:
+@pytest.mark.parametrize("running", ["document-question-answering"], indirect=True)
+def test_document_question_answering_by_the_hub_client(running: Server) -> None:
     boxes: Any = [["total", [0, 0, 90, 90]], ["7", [100, 0, 190, 90]]]
-    client = InferenceClient(model=url)
+    client = InferenceClient(model=running.url)
     answers = client.document_question_answering(PNG, "total?", word_boxes=boxes, top_k=2)
     assert {each.answer for each in answers} <= {"total", "7", "total 7"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import time
@@ -20,7 +19,9 @@ from metrics import PREFIX, Metrics, outcome_of
 from model import Cost
 from server import STATUS, create_app
 from tests.fakes import FakeModel, Gate
-from tests.processes import Server, server
+from tests.processes import server
+from tests.servers import Server
+from tests.threads import serving
 from tests.tiny_causal import saved_causal
 
 SLOW = "tests.apps:slow"
@@ -130,8 +131,7 @@ def test_bytes_of_a_real_server_pass_prometheus_own_check(tmp_path: Path) -> Non
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool here")
-    with server("server:app", tmp_path, model_id=saved_causal(tmp_path)) as running:
-        running.wait_until_ready()
+    with serving(model_id=saved_causal(tmp_path)) as running:
         body = {"prompt": "Hello", "max_tokens": 5, "stream": True}
         assert running.client.post(running.url + "/v1/completions", json=body).status_code == 200
         assert running.post("").status_code == 400
@@ -150,18 +150,16 @@ def test_bytes_of_a_real_server_pass_prometheus_own_check(tmp_path: Path) -> Non
     assert ended(found) == {"{code=200,outcome=ok}": 1, "{code=400,outcome=invalid}": 1}
 
 
-def test_log_line_has_the_facts_of_an_answer(tmp_path: Path) -> None:
+def test_log_line_has_the_facts_of_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    with server("server:app", tmp_path, log_format="json") as running:
-        running.wait_until_ready()
+    with serving() as running:
         headers = {"traceparent": trace, "x-request-id": "seen"}
         body = {"inputs": ["a [MASK].", "the [MASK] dog"]}
         secret = httpx.post(running.url, json=body, headers=headers).headers["x-request-id"]
         httpx.post(running.url, json={"inputs": "none"}, headers={"traceparent": "00-bad"})
-        assert running.stop() == 0
-        assert "the [MASK] dog" not in running.log
-        lines = [json.loads(line) for line in running.log.splitlines()]
-    good, bad = [line for line in lines if line["logger"] == "telemetry"]
+    assert "the [MASK] dog" not in caplog.text
+    good, bad = [vars(each)["facts"] for each in caplog.records if each.name == "telemetry"]
     assert good["request_id"] == secret == "seen"
     assert good["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
     assert good["parent_span_id"] == "b7ad6b7169203331"

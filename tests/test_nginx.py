@@ -24,8 +24,10 @@ import pytest
 import protocol
 from config import Settings
 from tests.nginx import CONFIGURATION, Nginx, needs_nginx, nginx
-from tests.processes import ROOT, Server, free_port, server
+from tests.processes import ROOT, Process, server
+from tests.servers import Server, free_port
 from tests.test_metrics import scraped
+from tests.threads import serving
 from tests.tiny_causal import saved_causal
 
 pytestmark = needs_nginx
@@ -37,7 +39,7 @@ CLIENTS = 12
 class Fleet:
     """Two servers and the nginx before them."""
 
-    servers: tuple[Server, Server]
+    servers: tuple[Process, Process]
     nginx: Nginx
 
     def post(self, text: str) -> httpx.Response:
@@ -359,10 +361,8 @@ def causal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, N
     """A server that generates text behind nginx; the other one is not there."""
     folder = tmp_path_factory.mktemp("causal")
     model = saved_causal(folder / "m", max_position_embeddings=4096)
-    with server("server:app", folder, model_id=model) as running:
-        running.wait_until_ready()
-        with nginx(folder, (running.port, free_port())) as front:
-            yield running, front
+    with serving(model_id=model) as running, nginx(folder, (running.port, free_port())) as front:
+        yield running, front
 
 
 def completion(max_tokens: int) -> dict[str, Any]:

@@ -17,42 +17,36 @@ from hypothesis import strategies as st
 
 from api.openapi import Served, document
 from api.tasks import FORMATS
-from tests.processes import Server, server
+from tests.processes import Process
+from tests.servers import Server
+from tests.threads import serving
 from tests.tiny_causal import saved_causal
 
+FUZZ_S = int(os.environ.get("FUZZ_S", "8"))
 SCHEMATHESIS = (
     *(sys.executable, "-m", "schemathesis.cli", "run", "--phases=examples,coverage,fuzzing"),
-    *("--max-time=20", "--max-examples=30", "--warnings=off", "--no-color"),
+    *("--max-examples=30", "--warnings=off", "--no-color", f"--max-time={FUZZ_S}"),
     "--exclude-checks=positive_data_acceptance",  # a schema cannot say that a text needs a mask
 )
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("openapi")
-    with server("server:app", folder) as started:
-        started.wait_until_ready()
-        yield started
-
-
-@pytest.fixture(scope="module")
 def generating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = saved_causal(tmp_path_factory.mktemp("model"), max_position_embeddings=64)
-    with server("server:app", tmp_path_factory.mktemp("causal"), model_id=folder) as started:
-        started.wait_until_ready()
+    with serving(model_id=folder) as started:
         yield started
 
 
-def test_document_lists_what_the_task_serves_and_no_more(running: Server) -> None:
-    api = running.get("/openapi.json").json()
+def test_document_lists_what_the_task_serves_and_no_more(bundled: Process) -> None:
+    api = bundled.get("/openapi.json").json()
     assert api["openapi"] == "3.1.0"
     assert set(api["paths"]) == {
         *("/", "/predict", "/invocations", "/livez", "/readyz", "/info", "/v1/models")
     }
     content = api["paths"]["/"]["post"]["requestBody"]["content"]
     for example in content["application/json"]["examples"].values():
-        assert running.client.post(running.url, json=example["value"]).status_code == 200
-    assert running.get("/docs").headers["content-type"].startswith("text/html")
+        assert bundled.client.post(bundled.url, json=example["value"]).status_code == 200
+    assert bundled.get("/docs").headers["content-type"].startswith("text/html")
 
 
 @pytest.mark.parametrize("task", FORMATS)
@@ -72,7 +66,7 @@ def test_while_loading_nothing_is_promised() -> None:
     assert "post" not in api["paths"]["/"]
 
 
-@pytest.mark.parametrize("which", ["running", "generating"])
+@pytest.mark.parametrize("which", ["bundled", "generating"])
 def test_schemathesis_finds_no_error_and_no_untruth(
     which: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -86,7 +80,7 @@ def test_schemathesis_finds_no_error_and_no_untruth(
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=FUZZ_S + 60,
     )
     assert run.returncode == 0, run.stdout[-5000:]
     assert started.get("/readyz").status_code == 200
@@ -124,16 +118,16 @@ REQUESTS = st.tuples(JSON, st.just("application/json")) | st.tuples(RAW, TYPES)
 
 
 @given(request=REQUESTS, path=st.sampled_from(["/", "/predict", "/v1/embeddings", "/v1/models"]))
-def test_no_body_breaks_the_server(running: Server, request: Any, path: str) -> None:
+def test_no_body_breaks_the_server(bundled: Process, request: Any, path: str) -> None:
     body, content_type = request
     headers = {"content-type": content_type.strip()}
-    response = running.client.post(running.url + path, content=body, headers=headers)
+    response = bundled.client.post(bundled.url + path, content=body, headers=headers)
     assert response.status_code in {200, 400, 404, 405, 413, 415, 422}, (request, response.text)
     response.json()
 
 
-def test_server_is_well_after_all_that(running: Server) -> None:
-    assert httpx.get(f"{running.url}/livez").status_code == 200
-    assert running.post("test [MASK]").status_code == 200
-    assert running.gauges() == (0, 0)
-    assert "Traceback" not in running.log
+def test_server_is_well_after_all_that(bundled: Process) -> None:
+    assert httpx.get(f"{bundled.url}/livez").status_code == 200
+    assert bundled.post("test [MASK]").status_code == 200
+    assert bundled.gauges() == (0, 0)
+    assert "Traceback" not in bundled.log

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -145,6 +148,15 @@ def test_relative_folder_is_found_from_anywhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(Settings()).info["model_id"] == "models/tiny-fill-mask"
+
+
+def test_pickled_weights_are_loaded_only_if_allowed(tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(BUNDLED, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(load_file(Path(BUNDLED, "model.safetensors")), folder / "pytorch_model.bin")
+    with pytest.raises(LoadError, match="ALLOW_PICKLE=true"):
+        load(Settings(model_id=str(folder)))
+    assert loaded(model_id=str(folder), allow_pickle=True).info["task"] == "fill-mask"
 
 
 TINY = {

@@ -12,7 +12,7 @@ import shutil
 import struct
 import subprocess
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import pytest
 from playwright.sync_api import FilePayload, Page, Request, Route, expect
 
 from tests.models import assert_same
-from tests.processes import ROOT, Server, server
+from tests.processes import ROOT
+from tests.servers import Server
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the path")
@@ -47,13 +48,6 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"".join(
     ]
 )
 PHOTO = "it's a photo.png"
-
-
-@pytest.fixture(scope="module")
-def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with server("server:app", tmp_path_factory.mktemp("bundled")) as running:
-        running.wait_until_ready()
-        yield running
 
 
 def open_fake(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,25 +18,40 @@ from typing import Any, Literal
 
 import httpx
 import pytest
-import torch
 import uvicorn
-from safetensors.torch import load_file
 from starlette.types import Receive, Scope, Send
 from transformers import pipeline
 
 from lifecycle import close_port
-from tests.processes import ROOT, Server, command, environment, free_port, server
+from tests.processes import ROOT, Process, command, environment, server
+from tests.servers import Server, free_port
 
 BUNDLED = "server:app"
 SLOW = "tests.apps:slow"
 
 
 @contextmanager
-def slow_server(folder: Path, batch_s: float, **settings: object) -> Iterator[Server]:
-    at_once = {"batch_wait_ms": 0}  # else what comes next may still join the first batch
+def slow_server(folder: Path, batch_s: float, **settings: object) -> Iterator[Process]:
+    # Else what comes next may still join the first batch, and idle clients hold up the stop.
+    at_once = {"batch_wait_ms": 0, "last_call_s": 0.05}
     with server(SLOW, folder, batch_s=batch_s, **(at_once | settings)) as running:
         running.wait_until_ready()
         yield running
+
+
+@contextmanager
+def held_server(folder: Path) -> Iterator[tuple[Process, Path]]:
+    """Yield a server that ends no batch before a file is there, and the file."""
+    opened = folder / "open"
+    with slow_server(folder, batch_s=0, open=opened) as running:
+        yield running, opened
+
+
+def begin_stop(running: Process, unanswered: int) -> None:
+    """Send SIGTERM; return when the server has begun to stop."""
+    running.process.send_signal(signal.SIGTERM)
+    while f"stopping: {unanswered} requests" not in running.log:
+        time.sleep(0.01)
 
 
 def ran(folder: Path) -> list[list[str]]:
@@ -85,28 +99,29 @@ def test_interrupt_is_a_clean_stop_too(tmp_path: Path) -> None:
 
 def test_terminate_finishes_what_was_admitted(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(32)]
-    with slow_server(tmp_path, batch_s=2) as running:
+    with held_server(tmp_path) as (running, opened):
         waiting = [send(running, "first")]
         running.wait_until((0, 1))
         waiting += [send(running, text) for text in texts]
         running.wait_until((32, 33))
-        assert running.stop() == 0
+        begin_stop(running, 33)
+        opened.touch()
+        assert running.process.wait(10) == 0
         answers = [answer_on(connection) for connection in waiting]
     assert answers == [(200, text.upper()) for text in ["first", *texts]]
 
 
 def test_terminate_refuses_newcomers_on_open_connections(tmp_path: Path) -> None:
-    with slow_server(tmp_path, batch_s=2) as running:
+    with held_server(tmp_path) as (running, opened):
         admitted = send(running, "a")
         running.wait_until((0, 1))
         late = running.connect()
         late.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n")
         running.get("/livez")  # the head of `late` has been read by now
-        running.process.send_signal(signal.SIGTERM)
-        while "stopping: 1 requests" not in running.log:
-            time.sleep(0.01)
+        begin_stop(running, 1)
         late.sendall(b"b")
         assert answer_on(late)[0] == 503
+        opened.touch()
         answer = HTTPResponse(admitted)
         answer.begin()
         assert answer.getheader("connection") == "close"
@@ -116,8 +131,7 @@ def test_terminate_refuses_newcomers_on_open_connections(tmp_path: Path) -> None
 
 def test_terminate_answers_once_more_on_a_connection_that_was_idle(tmp_path: Path) -> None:
     """A proxy may send a request the moment before it hears that the connection is closed."""
-    with server("tests.apps:hurried", tmp_path, batch_s=0) as running:
-        running.wait_until_ready()
+    with slow_server(tmp_path, batch_s=0, last_call_s=5) as running:
         idle = send(running, "a")
         assert answer_on(idle) == (200, "A")
         running.process.send_signal(signal.SIGTERM)
@@ -167,20 +181,22 @@ def test_second_signal_ends_at_once(tmp_path: Path) -> None:
     with slow_server(tmp_path, batch_s=30) as running:
         waiting = send(running, "a")
         running.wait_until((0, 1))
-        running.process.send_signal(signal.SIGTERM)
-        while "stopping: 1 requests" not in running.log:
-            time.sleep(0.01)
+        begin_stop(running, 1)
         assert running.stop() == 128 + signal.SIGTERM
         assert waiting.recv(4096) == b""
 
 
 def test_signal_to_the_whole_group_drains_workers_too(tmp_path: Path) -> None:
     """Ctrl-C in a terminal reaches parent and children, and the parent passes its own on."""
-    with server(SLOW, tmp_path, "--workers", "1", batch_s=2) as running:
+    opened = tmp_path / "open"
+    with server(SLOW, tmp_path, "--workers", "1", batch_s=0, open=opened) as running:
         running.wait_until_ready()
         waiting = send(running, "a")
         running.wait_until((0, 1))
         os.killpg(running.process.pid, signal.SIGINT)
+        while "stopping: 1 requests" not in running.log:
+            time.sleep(0.01)
+        opened.touch()
         assert answer_on(waiting) == (200, "A")
         assert running.process.wait(10) == 0
 
@@ -223,13 +239,8 @@ def test_dead_worker_answers_its_waiters_and_ends_the_process(tmp_path: Path) ->
     with slow_server(tmp_path, batch_s=0.1, max_batch_size=1) as running:
         waiting = [send(running, text) for text in ("first", "die", "c", "d")]
         assert running.process.wait(10) == 1
-        statuses = [answer_on(connection)[0] for connection in waiting]
-        assert statuses == [
-            200,
-            500,
-            503,
-            503,
-        ]  # no proxy gives another server what this one died of
+        # No proxy gives another server what this one died of.
+        assert [answer_on(connection)[0] for connection in waiting] == [200, 500, 503, 503]
         assert "RuntimeError: the model ended its thread" in running.log
 
 
@@ -262,19 +273,6 @@ def test_call_that_hangs_ends_the_process(tmp_path: Path) -> None:
         assert "Traceback" not in running.log
 
 
-def test_pickled_weights_are_loaded_only_if_allowed(tmp_path: Path) -> None:
-    bundled = ROOT / "models/tiny-fill-mask"
-    folder = tmp_path / "pickled"
-    shutil.copytree(bundled, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    torch.save(load_file(bundled / "model.safetensors"), folder / "pytorch_model.bin")
-    with server(BUNDLED, tmp_path, model_id=folder) as running:
-        assert running.process.wait(30) == 1
-        assert "ALLOW_PICKLE=true" in running.log
-    with server(BUNDLED, tmp_path, model_id=folder, allow_pickle=True) as running:
-        running.wait_until_ready()
-        assert running.post("a [MASK].").status_code == 200
-
-
 def test_model_that_cannot_be_loaded_ends_the_process_with_one_line(tmp_path: Path) -> None:
     output = ends_with(tmp_path, model_id=tmp_path)
     errors = [line for line in output.splitlines() if "CRITICAL" in line]
@@ -301,13 +299,14 @@ def test_idle_server_costs_no_cpu(tmp_path: Path) -> None:
 
 
 def test_loop_stays_free_and_admits_while_a_batch_runs(tmp_path: Path) -> None:
-    with slow_server(tmp_path, batch_s=2) as running:
+    with held_server(tmp_path) as (running, opened):
         waiting = [send(running, "first")]
         running.wait_until((0, 1))
         waiting += [send(running, f"text {number}") for number in range(10)]
         running.wait_until((10, 11))
         assert all(running.get("/livez").status_code == 200 for _ in range(20))
         assert running.gauges() == (10, 11)  # all of that within the first batch
+        opened.touch()
         assert all(answer_on(connection)[0] == 200 for connection in waiting)
     assert [len(batch) for batch in ran(tmp_path)] == [1, 10]
 
@@ -331,7 +330,7 @@ def test_flood_is_shed_at_once_and_every_other_answer_is_right(tmp_path: Path) -
 
 
 def test_hang_up_while_queued_costs_no_compute(tmp_path: Path) -> None:
-    with slow_server(tmp_path, batch_s=4) as running:
+    with held_server(tmp_path) as (running, opened):
         first = send(running, "first")
         running.wait_until((0, 1))
         gone = [send(running, f"gone {number}") for number in range(5)]
@@ -340,6 +339,7 @@ def test_hang_up_while_queued_costs_no_compute(tmp_path: Path) -> None:
         for connection in gone:
             connection.close()
         running.wait_until((1, 2))
+        opened.touch()
         assert answer_on(first) == (200, "FIRST")
         assert answer_on(mate) == (200, "MATE")
         assert running.gauges() == (0, 0)

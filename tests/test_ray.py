@@ -30,7 +30,8 @@ from deploy.ray_serve import Options, application
 from server import create_app
 from tests.fakes import FakeModel, FakePrepared
 from tests.models import assert_same
-from tests.processes import ROOT, environment, free_port, server
+from tests.processes import ROOT, environment, server
+from tests.servers import free_port
 from tests.tiny_causal import saved_causal
 
 pytestmark = pytest.mark.timeout(180)

@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,8 @@ from config import Settings
 from errors import RequestError
 from server import STATUS
 from tests.models import assert_same
-from tests.processes import ROOT, server
+from tests.processes import ROOT
+from tests.servers import Server
 
 README = (ROOT / "README.md").read_text()
 
@@ -62,22 +62,18 @@ def test_every_curl_shows_its_output() -> None:
     assert len(COMMANDS) == README.count("```console\ncurl") == 2
 
 
-def test_curl_lines_print_what_is_shown(tmp_path: Path) -> None:
-    with server("server:app", tmp_path) as running:
-        running.wait_until_ready()
-        for command, output in COMMANDS:
-            words = shlex.split(command.replace("localhost:8000", f"127.0.0.1:{running.port}"))
-            assert_same(json.loads(subprocess.check_output([*words, "-s"])), json.loads(output))
+@pytest.mark.parametrize(("command", "output"), COMMANDS)
+def test_curl_lines_print_what_is_shown(command: str, output: str, bundled: Server) -> None:
+    words = shlex.split(command.replace("localhost:8000", f"127.0.0.1:{bundled.port}"))
+    assert_same(json.loads(subprocess.check_output([*words, "-s"])), json.loads(output))
 
 
-def test_python_line_works(tmp_path: Path) -> None:
+def test_python_line_works(bundled: Server) -> None:
     (line,) = re.findall(r"`huggingface_hub\.(InferenceClient\(.*\))`", README)
-    with server("server:app", tmp_path) as running:
-        running.wait_until_ready()
-        line = line.replace(":8000", f":{running.port}")
-        code = f"from huggingface_hub import InferenceClient; print(len({line}))"
-        online = {**os.environ, "HF_HUB_OFFLINE": "0"}  # offline, it refuses localhost too
-        assert subprocess.check_output([sys.executable, "-c", code], env=online) == b"5\n"
+    line = line.replace(":8000", f":{bundled.port}")
+    code = f"from huggingface_hub import InferenceClient; print(len({line}))"
+    online = {**os.environ, "HF_HUB_OFFLINE": "0"}  # offline, it refuses localhost too
+    assert subprocess.check_output([sys.executable, "-c", code], env=online) == b"5\n"
 
 
 @pytest.mark.parametrize("target", ["serve", "test"])
@@ -88,5 +84,6 @@ def test_make_knows_the_two_commands(target: str) -> None:
 
 def test_every_path_in_the_house_is_there() -> None:
     rooms = README.partition("```text\n")[2].partition("```")[0]
+    assert rooms
     for line in rooms.splitlines():
         assert (ROOT / line.split()[0]).exists()

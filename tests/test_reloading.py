@@ -30,8 +30,10 @@ from model import Generator, Model
 from queueing import RequestQueue, State
 from reloading import Reloader
 from tests.fakes import FakeGenerator, FakeModel, Gate
-from tests.processes import ROOT, Server, server
+from tests.processes import ROOT, server
+from tests.servers import Server
 from tests.test_metrics import scraped
+from tests.threads import after, serving
 from worker import Worker
 
 pytestmark = pytest.mark.anyio
@@ -82,7 +84,7 @@ class Running:
 
 
 @asynccontextmanager
-async def serving(first: Model | Generator, load: Shelf, **settings: Any) -> AsyncIterator[Running]:
+async def working(first: Model | Generator, load: Shelf, **settings: Any) -> AsyncIterator[Running]:
     options = Settings(model_id="old", revision="r1", **settings)
     queue = RequestQueue(options, Metrics())
     worker = Worker(options, queue, lambda: first)
@@ -99,7 +101,7 @@ async def test_what_was_admitted_before_is_answered_by_the_old_model() -> None:
     old, new = model_of("old", gate), model_of("new")
     shelf = Shelf({"new": new})
     shelf.gate.set()
-    async with serving(old, shelf) as run:
+    async with working(old, shelf) as run:
         before = [asyncio.create_task(run.queue.submit(request("held")))]
         await until(gate.arrived.is_set)
         before += [asyncio.create_task(run.queue.submit(request(text))) for text in "ab"]
@@ -123,7 +125,7 @@ async def test_what_was_admitted_before_is_answered_by_the_old_model() -> None:
 async def test_idle_server_switches_at_once() -> None:
     shelf = Shelf({"old": model_of("old"), "new": model_of("new")})
     shelf.gate.set()
-    async with serving(model_of("first"), shelf) as run:
+    async with working(model_of("first"), shelf) as run:
         await run.reloader.reload("new", "r2")
         await run.reloader.reload()
         metrics = run.queue.metrics.written().decode()
@@ -142,7 +144,7 @@ async def test_idle_server_switches_at_once() -> None:
 async def test_failure_leaves_the_old_model_where_it_is(error: Exception, text: str) -> None:
     shelf = Shelf({"bad": error})
     shelf.gate.set()
-    async with serving(model_of("old"), shelf) as run:
+    async with working(model_of("old"), shelf) as run:
         with pytest.raises(Rejected, match=text):
             await run.reloader.reload("bad")
         assert run.reloader.progress["state"] == "failed"
@@ -155,7 +157,7 @@ async def test_failure_leaves_the_old_model_where_it_is(error: Exception, text: 
 
 async def test_only_one_at_a_time_and_the_old_model_answers_meanwhile() -> None:
     shelf = Shelf({"new": model_of("new")})
-    async with serving(model_of("old"), shelf) as run:
+    async with working(model_of("old"), shelf) as run:
         reload = asyncio.create_task(run.reloader.reload("new"))
         await until(lambda: shelf.asked)
         assert run.reloader.busy
@@ -170,7 +172,7 @@ async def test_only_one_at_a_time_and_the_old_model_answers_meanwhile() -> None:
 
 
 async def test_a_server_that_stops_loads_nothing_more() -> None:
-    async with serving(model_of("old"), Shelf({})) as run:
+    async with working(model_of("old"), Shelf({})) as run:
         run.queue.stop_admitting()
         with pytest.raises(NotServing):
             await run.reloader.reload("new")
@@ -180,7 +182,7 @@ async def test_generating_models_overlap_until_the_old_one_has_said_all() -> Non
     old, new = FakeGenerator(), FakeGenerator()
     shelf = Shelf({"new": new})
     shelf.gate.set()
-    async with serving(old, shelf, max_batch_size=1) as run:
+    async with working(old, shelf, max_batch_size=1) as run:
         first, second = (asyncio.create_task(run.queue.submit(request(text))) for text in "ab")
         await until(lambda: "a" in old.running)
         reload = asyncio.create_task(run.reloader.reload("new"))
@@ -267,9 +269,12 @@ def test_reloads_under_load_lose_nothing_and_mix_nothing(tmp_path: Path) -> None
         sys.stderr.write(f"\n{report}\n")
 
 
-def test_the_door_to_it(tmp_path: Path) -> None:
-    with server("server:app", tmp_path, admin_key="root,other") as running:
+def test_the_door_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    opened = threading.Event()
+    with serving(after(opened), ready=False, admin_key="root,other") as running:
         assert reload(running).status_code == 503  # still loading
+        opened.set()
         running.wait_until_ready()
         url = running.url + "/admin/reload"
         assert httpx.post(url).status_code == 401
@@ -283,17 +288,18 @@ def test_the_door_to_it(tmp_path: Path) -> None:
         assert running.get("/info").json()["reload"]["state"] == "failed"
         assert running.post("a [MASK].").status_code == 200
         answer = httpx.post(url, headers={"authorization": "Bearer other"}, timeout=60)
-        assert answer.json()["model_id"] == "models/tiny-fill-mask"
-        assert "root" not in running.log + running.get("/info").text
+        assert answer.json()["model_id"] == str(BUNDLED)
+        assert "serving" in caplog.text
+        assert "root" not in caplog.text + running.get("/info").text
 
 
 def test_without_a_key_there_is_no_door(tmp_path: Path) -> None:
-    with server("server:app", tmp_path) as running:
+    with server("tests.apps:slow", tmp_path, batch_s=0) as running:
         assert reload(running).status_code == 404
 
 
 def test_hangup_signal_loads_the_model_of_the_settings_anew(tmp_path: Path) -> None:
-    with server("server:app", tmp_path) as running:
+    with server("tests.apps:slow", tmp_path, batch_s=0, load_s=0.3) as running:
         running.wait_until_ready()
         running.process.send_signal(signal.SIGHUP)
         deadline = time.monotonic() + 30

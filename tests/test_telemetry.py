@@ -13,6 +13,8 @@ import pytest
 from telemetry import JsonFormatter, TurnHandler
 from tests.processes import server
 
+SLOW = "tests.apps:slow"
+
 
 def test_json_log_line_holds_message_and_traceback() -> None:
     try:
@@ -95,9 +97,9 @@ def test_a_line_is_not_lost_with_the_loop_that_it_waited_for(handler: TurnHandle
 
 
 def test_every_line_of_the_process_is_json_when_asked(tmp_path: Path) -> None:
-    with server("server:app", tmp_path, log_format="json") as running:
+    with server(SLOW, tmp_path, batch_s=0, log_format="json") as running:
         running.wait_until_ready()
-        running.post("no mask")
+        running.post("invalid")
         assert running.stop() == 0
         lines = [json.loads(line) for line in running.log.splitlines()]
     assert {"uvicorn.error", "telemetry"} <= {line["logger"] for line in lines}
@@ -107,7 +109,7 @@ def test_every_line_of_the_process_is_json_when_asked(tmp_path: Path) -> None:
 
 
 def test_level_hides_what_is_less_severe(tmp_path: Path) -> None:
-    with server("server:app", tmp_path, log_level="error") as running:
+    with server(SLOW, tmp_path, batch_s=0, log_level="error") as running:
         running.wait_until_ready()
         running.stop()
         assert running.log == ""
