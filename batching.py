@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from config import Settings
 from entries import Entry, Switch
 from errors import ModelFailed, RequestError
-from model import Generator, Memory, Model, Output, Staged
+from model import Generator, Model, Output, Staged
 from queueing import RequestQueue
 from stages import groups, prepare_and_run, run
 
@@ -73,7 +73,7 @@ class BatchLimit:
         self._since = 0
 
     def recover(self) -> None:
-        """Learn that a batch went well; after enough of them, try larger ones again."""
+        """Learn that a call went well; after enough of them, try larger batches again."""
         self._since += 1
         if self._since >= RECOVERY_BATCHES and self.size < self._largest:
             self.size = min(self._largest, self.size * 2)
@@ -184,25 +184,22 @@ class Batcher:
             self._metrics.count_call(outcome.cost)
             self.limit.recover()
             return list(_passed(live, outcome))
-        reason = await self._reason(model.memory, outcome, len(live))
+        if short := model.memory.is_short(outcome):
+            self._metrics.out_of_memory.inc()
+            await self._call(model.memory.release, outcome)
         if len(live) > 1:
             self._metrics.batch_retries.inc()
             middle = len(live) // 2
             halves = live[:middle], live[middle:]
-            return [entry for half in halves for entry in await self.stage(model, function, half)]
+            passed = [entry for half in halves for entry in await self.stage(model, function, half)]
+            if short and len(passed) == len(live):  # together they were too large, and none alone
+                self.limit.shrink(len(live))
+                logger.warning("out of memory: batches have at most %d inputs", self.limit.size)
+            return passed
+        reason = "the model ran out of memory" if short else "the model failed"
         logger.error("request %s: %s", live[0].request.id, reason, exc_info=outcome)
         live[0].refuse(ModelFailed(f"{reason} on this input"))
         return []
-
-    async def _reason(self, memory: Memory, error: BaseException, inputs: int) -> str:
-        """Return why a batch failed; if memory was short, make room and keep batches smaller."""
-        if not memory.is_short(error):
-            return "the model failed"
-        self._metrics.out_of_memory.inc()
-        self.limit.shrink(inputs)
-        logger.warning("out of memory: batches have at most %d inputs for now", self.limit.size)
-        await self._call(memory.release, error)
-        return "the model ran out of memory"
 
 
 def _passed(entries: list[Entry], staged: Staged) -> Iterator[Entry]:

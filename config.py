@@ -20,7 +20,12 @@ from pydantic import (
     ValidationError,
 )
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 from pydantic_settings.sources import InitSettingsSource
 
 from cpus import available_cpus
@@ -222,6 +227,8 @@ def load_settings() -> Settings:
             raise ConfigurationError(f"{name.lower()}='': unset it if no key is wanted")
     try:
         return Settings()
+    except SettingsError as error:  # no JSON where there has to be
+        raise ConfigurationError(f"{error}: {error.__cause__}") from error
     except ValidationError as error:
         raise ConfigurationError("; ".join(map(_describe, error.errors()))) from error
 

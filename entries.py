@@ -1,6 +1,7 @@
 """Requests, their inputs on the queue, and what comes back to them.
 
-All of it lives on the event loop; points in time are `loop.time()` seconds.
+All of it lives on the event loop. Deadlines are `loop.time()` seconds, other points in time
+`time.monotonic()`.
 """
 
 from __future__ import annotations

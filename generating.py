@@ -73,6 +73,7 @@ class Generation:
                 tasks.create_task(self._heal(), name="heal"),
             ]
             self.switch.set_result(await self._prepare_all())
+            self._queue.start_admitting()  # the other model is whole, whatever this one is
             await self._ready.join()
             for helper in helpers:
                 helper.cancel()
@@ -149,8 +150,10 @@ class Generation:
         while True:
             await self._broken.wait()
             logger.error("the model broke; it starts anew")
-            self._queue.suspend()
+            if not self.switch.done():  # else another model takes what comes
+                self._queue.suspend()
             await self._restart()
             self._broken.clear()
             self._whole.set()
-            self._queue.start_admitting()
+            if not self.switch.done():
+                self._queue.start_admitting()

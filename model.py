@@ -206,8 +206,8 @@ class Model(Loaded, Protocol):
 class Generator(Loaded, Protocol):
     """A model that answers token by token, many inputs at a time, in a thread of its own.
 
-    But for `prepare`, `restart` and `close`, which are called in the model thread, all of it is
-    called on the event loop.
+    `prepare` and `restart` are called in the model thread, `close` there or, when all ends, on the
+    event loop, the rest on the event loop.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""What uvicorn leaves open of a connection: how long a head may be and take, and how it ends.
+"""What uvicorn leaves open of a connection: how long heads and trailers may be and take, its end.
 
 A body has its own bounds (MAX_BODY_BYTES and the deadline, in `api.http`), and uvicorn closes a
 connection that is idle for 5 s after an answer.
@@ -22,6 +22,7 @@ class BoundedHeads(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _in_head = True
     _bytes = 0
+    _segment = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a head."""
@@ -35,6 +36,7 @@ class BoundedHeads(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count what belongs to a head that goes on."""
+        self._segment = len(data)
         super().data_received(data)
         if not self._in_head:
             self._stop_waiting()
@@ -55,6 +57,21 @@ class BoundedHeads(HttpToolsProtocol):
         """End a head."""
         self._in_head = False
         super().on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        """Expect a chunk or, behind the last one, trailers: these are bounded as a head is."""
+        self._in_head = True
+        self._bytes = 1 - self._segment  # which holds the body before, too
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body, which has bounds of its own."""
+        self._in_head = False
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the body, and its trailers."""
+        self._in_head = False
+        super().on_message_complete()
 
     def shutdown(self) -> None:
         """Let an idle connection be for LAST_CALL_S when the server stops.

@@ -74,8 +74,8 @@ class Reloader:
         To cancel the wait does not stop the reload.
 
         Args:
-            model_id: Hub id or folder; None: that of the settings, in their revision.
-            revision: Of a hub model.
+            model_id: Hub id or folder; None: that of the settings.
+            revision: Of a hub model; None: without a `model_id` that of the settings.
 
         Raises:
             Conflict: Another one is on its way.
@@ -88,17 +88,20 @@ class Reloader:
             raise Conflict(f"model {self._progress['model_id']!r} {what}: wait until that is done")
         assert self._worker.model is not None
         update = {"task": self._worker.model.info["task"]}
-        if model_id is not None:
-            update |= {"model_id": model_id, "revision": revision}
+        if model_id or revision:
+            update |= {"model_id": model_id or self._settings.model_id, "revision": revision}
         wanted = self._settings.model_copy(update=update)
         self._started_at = time.monotonic()
-        self._progress = {"model_id": wanted.model_id, "revision": wanted.revision}
+        self._progress = {
+            "model_id": wanted.model_id,
+            "revision": wanted.revision,
+            "state": LOADING,
+        }
         self._task = asyncio.create_task(self._reload(wanted), name="reload")
         return await asyncio.shield(self._task)
 
     async def _reload(self, wanted: Settings) -> Mapping[str, Any]:
         logger.info("loading model %r beside the one that serves", wanted.model_id)
-        self._progress["state"] = LOADING
         try:
             model = await self._loaded(wanted)
         except Rejected as error:

@@ -28,7 +28,7 @@ from model import Generator, Model
 from queueing import RequestQueue
 from reloading import Reloader
 from service import Service, service
-from telemetry import RequestLog, configure_logging
+from telemetry import RequestLog, configure_logging, route_path
 from worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -59,20 +59,23 @@ async def on_request_error(request: HTTPRequest, error: Exception) -> Response:
     """Answer a `RequestError`; leave it for log and metrics."""
     assert isinstance(error, errors.RequestError)
     request.state.error = error
-    return refusal(service(request).settings, request.scope["path"], error)
+    return refusal(service(request).settings, route_path(request.scope), error)
 
 
 def refusal(settings: Settings, path: str, error: errors.RequestError) -> Response:
     """Return the answer to `error`, in the words of the wire format of `path`."""
-    status = STATUS[type(error)]
+    status = status_of(settings, type(error))
     headers = {}
-    if isinstance(error, errors.Overloaded):
-        status = settings.overload_status
     if isinstance(error, errors.Unavailable):
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, errors.Unauthorized):
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(_error_body(path, str(error), error.error_type, status), status, headers)
+
+
+def status_of(settings: Settings, error: type[errors.RequestError]) -> int:
+    """Return the status that an error is answered with."""
+    return settings.overload_status if error is errors.Overloaded else STATUS[error]
 
 
 def _error_body(path: str, text: str, error_type: str, status: int) -> Mapping[str, Any]:
@@ -84,7 +87,7 @@ def _error_body(path: str, text: str, error_type: str, status: int) -> Mapping[s
 async def on_http_error(request: HTTPRequest, error: Exception) -> Response:
     """Answer what the router refuses (404, 405) in the same shape."""
     assert isinstance(error, HTTPException)
-    path = request.scope["path"]
+    path = route_path(request.scope)
     request.state.cause = error.detail
     text = f"{request.method} {path}: {error.detail}"
     body = _error_body(path, text, "validation", error.status_code)
@@ -101,7 +104,7 @@ async def on_bug(request: HTTPRequest, _error: Exception) -> Response:
     """Answer an error of our own; uvicorn logs the traceback next."""
     logger.error("request %s: internal error", request.state.request_id)
     headers = {"x-request-id": request.state.request_id}
-    body = _error_body(request.scope["path"], "internal error", "backend", 500)
+    body = _error_body(route_path(request.scope), "internal error", "backend", 500)
     return JSONResponse(body, 500, headers)
 
 
@@ -117,8 +120,8 @@ def create_app(
     load = load or load_pipeline
     metrics = Metrics()
     metrics.expect(200, "ok")
-    for error, code in STATUS.items():
-        metrics.expect(code, error.outcome)
+    for error in STATUS:
+        metrics.expect(status_of(settings, error), error.outcome)
 
     app = Starlette(
         routes=routes(),

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Collection, MutableMapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from io import StringIO
 from random import getrandbits
@@ -81,8 +82,9 @@ class TurnHandler(logging.StreamHandler[StringIO]):
             text = self.stream.getvalue()
             self.stream.seek(0)
             self.stream.truncate()
-            self._output.write(text)
-            self._output.flush()
+            with suppress(OSError, ValueError):  # to log that would come back here, for ever
+                self._output.write(text)
+                self._output.flush()
 
 
 def configure_logging(settings: Settings) -> None:
@@ -107,6 +109,13 @@ def request_id(scope: Scope) -> str:
     """Return the client's own id of a request if it is usable, else a new one."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     return given.decode() if USABLE_ID.fullmatch(given) else f"{getrandbits(128):032x}"
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path below the one that the server is mounted at (`uvicorn --root-path`)."""
+    path: str = scope["path"]
+    root = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def trace(scope: Scope) -> dict[str, str]:
@@ -160,7 +169,7 @@ class RequestLog:
             await self._app(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - started
-            if scope["path"] in self._paths and scope["method"] == "POST":
+            if route_path(scope) in self._paths and scope["method"] == "POST":
                 self._metrics.count_request(status, state.get("error"), seconds)
             _log(scope, status, seconds * 1000)
 

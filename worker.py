@@ -36,7 +36,7 @@ class Worker:
         load: Callable[[], Model | Generator],
     ) -> None:
         self.model: Model | Generator | None = None
-        self._call_started_at: float | None = None
+        self._calls: dict[asyncio.Future[Any], float] = {}  # and when each began
         self._generations: set[Generation] = set()
         self._settings = settings
         self._queue = queue
@@ -72,8 +72,10 @@ class Worker:
     @property
     def busy_since(self) -> float | None:
         """Since when the model has owed something, in `loop.time()` seconds; None: it is idle."""
-        waits = [self._call_started_at, *(each.waits_since for each in self._generations)]
-        return min((since for since in waits if since is not None), default=None)
+        waits = [each.waits_since for each in self._generations]
+        return min(
+            (since for since in (*self._calls.values(), *waits) if since is not None), default=None
+        )
 
     def alive(self) -> bool:
         """Tell whether the worker makes progress: it has not ended, and no call hangs."""
@@ -147,9 +149,10 @@ class Worker:
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call `function` in the model thread; return its result, or the exception it raised."""
         loop = asyncio.get_running_loop()
-        self._call_started_at = loop.time()
-        outcome = await loop.run_in_executor(self._thread, attempt, function, *arguments)
-        self._call_started_at = None
+        call = loop.run_in_executor(self._thread, attempt, function, *arguments)
+        self._calls[call] = loop.time()
+        call.add_done_callback(self._calls.pop)
+        outcome = await call
         if isinstance(outcome, LoadError):
             raise outcome
         if isinstance(outcome, SystemExit | KeyboardInterrupt):

@@ -112,7 +112,6 @@ async def openapi_document(request: HTTPRequest) -> Response:
         version=VERSION,
         task=task,
         format=FORMATS[task] if task else None,
-        paths=endpoints.PREDICT,
         mask_token=model.get("mask_token"),
         chats=model.get("chat", False),
         keyed=service(request).settings.api_key is not None,

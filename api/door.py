@@ -20,7 +20,7 @@ SHORT_BODY_BYTES = 16_384
 
 
 class Door:
-    """ASGI middleware, the outermost: while the queue is full, inference is refused here.
+    """ASGI middleware, outside of all but CORS: while the queue is full, inference is refused here.
 
     At many times the rate that the model can take, to refuse is most of the work, and the model
     gets what it leaves of the processor. So it is done in the fewest steps: nothing is parsed, and
@@ -52,14 +52,15 @@ class Door:
             await self._app(scope, receive, send)
             self._tell()
             return
-        if scope["type"] != "http" or scope["path"] not in self._paths or not _is_short(scope):
+        path = telemetry.route_path(scope)
+        if scope["type"] != "http" or path not in self._paths or not _is_short(scope):
             await self._app(scope, receive, send)
             return
         overloaded = scope["app"].state.service.queue.overloaded()
         if overloaded is None:
             await self._app(scope, receive, send)
             return
-        key = scope["path"], overloaded.retry_after_s
+        key = path, overloaded.retry_after_s
         response = self._answers.get(key)
         if response is None:
             response = self._answers[key] = self._refusal(key[0], overloaded)

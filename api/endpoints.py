@@ -19,6 +19,7 @@ from api.tasks import FORMATS
 from entries import Request
 from entries import Response as QueueResponse
 from service import model_info, service
+from telemetry import route_path
 
 PREDICT = ("/", "/predict", "/invocations")
 GENERATE = ("/generate", "/generate_stream")
@@ -67,7 +68,7 @@ async def complete(request: HTTPRequest) -> Response:
     deadline, body = await _admitted_body(request)
     _check_task(request, "text-generation")
     names = request.state.request_id, model_info(request)["model_id"]
-    if request.url.path == CHAT:
+    if route_path(request.scope) == CHAT:
         if not model_info(request)["chat"]:
             raise errors.Malformed(f"the model has no chat template: use {COMPLETIONS}")
         call = openai_text.parse_chat(body)

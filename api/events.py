@@ -73,16 +73,20 @@ class EventStream(HTTPResponse):
                 await send({"type": "http.response.start", **head})
                 async for event in events:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
+                    if "error" in state:  # this was the last one, or nobody reads on
+                        break
         await send({"type": "http.response.body"})
 
     async def _written(self, state: MutableMapping[str, Any]) -> AsyncGenerator[bytes]:
         """Yield the events; leave in the request's state what the log is to tell of them."""
+        whole: list[Response] = []
         try:
             yield _events(self._dialect.opening())
             yield self._one(self._first)
             async for each in self._rest:
                 if isinstance(each, Response):
-                    state["facts"] = facts([each])
+                    whole.append(each)
+                    state["facts"] = facts(whole)
                 yield self._one(each)
             yield _events(self._dialect.closing()) + DONE
         except RequestError as error:

@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    create_model,
+)
+from pydantic_core import PydanticCustomError
 
 from errors import Empty, Rejected
 
@@ -37,6 +47,18 @@ Labels = Annotated[
     | Annotated[list[Word], Field(min_length=1, max_length=LABELS, fail_fast=True), Tag(MANY)],
     Discriminator(branch),
 ]
+
+
+def label_list(value: str | list[str]) -> list[str]:
+    """Return candidate labels as a list."""
+    parts = value.split(",") if isinstance(value, str) else value
+    found = [part.strip() for part in parts if part.strip()]
+    if not 1 <= len(found) <= LABELS:
+        raise PydanticCustomError("labels", f"send 1 to {LABELS} labels")
+    return found
+
+
+LabelList = Annotated[Labels, AfterValidator(label_list)]
 # Other fields would let a client format at will: widths of gigabytes, attributes of objects.
 Template = Annotated[str, Field(max_length=1000, pattern=r"^[^{}]*\{\}[^{}]*$")]
 
@@ -83,10 +105,8 @@ class TaskFormat:
     Attributes:
         body: Of a JSON request: inputs, parameters, options.
         wraps: A single input in JSON is answered with a list of one, as clients expect.
-        write: Makes of an output what JSON clients expect.
-        write_raw: Makes of an output what clients expect that sent no JSON.
+        write: Makes of an output what clients expect.
         nullable: Parameters for which null is a value.
-        flat: Names of parameters that may stand beside `inputs`.
         examples: Requests that show what it is good for, by title.
         raw: What a body is that is no JSON: text, image, audio, video; empty: nothing.
         check: Raises `InvalidRequest` for an input that need not come to the queue.
@@ -96,9 +116,7 @@ class TaskFormat:
     body: type[BaseModel]
     wraps: bool = False
     write: Callable[[Any], Any] = as_it_is
-    write_raw: Callable[[Any], Any] = as_it_is
     nullable: frozenset[str] = frozenset()
-    flat: frozenset[str] = frozenset()
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     raw: str = "text"
     check: Callable[[Any], None] = check_text

@@ -22,7 +22,7 @@ ANY_TYPES = ("application/x-www-form-urlencoded", "")
 BINARY_TYPE = "application/octet-stream"
 LARGE_BODY_BYTES = 65_536  # a header can be as long as the file: the event loop must not wait
 INPUTS, INSTANCES = "inputs", "instances"
-OTHER_KEYS = {INPUTS, "parameters", "options"}
+OTHER_KEYS = {INPUTS, "parameters", "options", "stream"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _parse_raw(body: bytes, task: TaskFormat) -> Call:
         value = body.decode() if task.raw == "text" else body
     except UnicodeDecodeError as error:
         raise Malformed(f"the body is not UTF-8 (byte {error.start})") from None
-    return Call([value], {}, is_list=False, write=task.write_raw, speaks=task.speaks)
+    return Call([value], {}, is_list=False, write=task.write, speaks=task.speaks)
 
 
 def _parse_json(body: bytes, task: TaskFormat) -> Call:
@@ -139,12 +139,12 @@ def _parse_json(body: bytes, task: TaskFormat) -> Call:
     if INSTANCES in value and INPUTS not in value:  # of Vertex AI
         value, key = _from_instances(value), "predictions"
     parsed = validated(task.body, value)
-    parameters = _given(parsed, task) if task.flat else {}
+    parameters = _given(parsed, task)
     if parsed.parameters:
         parameters |= _given(parsed.parameters, task)
     match parsed.inputs:
         case Similarity(source_sentence=source, sentences=others):
-            return Call([source, *others], parameters, is_list=True, combine=cosines)
+            return _comparison([source, *others], parameters)
         case list():
             inputs, is_list = parsed.inputs, True
         case _:
@@ -158,6 +158,17 @@ def _parse_json(body: bytes, task: TaskFormat) -> Call:
     return Call(
         plain, parameters, is_list, task.write, key=key, speaks=task.speaks, streams=streams
     )
+
+
+def _comparison(texts: list[str], parameters: dict[str, Any]) -> Call:
+    """Return what asks how near the first text is to each other one.
+
+    Raises:
+        Rejected: Several vectors are asked for of each.
+    """
+    if parameters.get("pooling") == "none":
+        raise Rejected("parameters.pooling: texts are compared by one vector each")
+    return Call(texts, parameters, is_list=True, combine=cosines)
 
 
 def _from_instances(body: Mapping[str, Any]) -> dict[str, Any]:

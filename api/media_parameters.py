@@ -7,24 +7,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from api.formats import LABELS, Labels, Strict, Template, Word
+from api.formats import LabelList, Strict, Template, Word
 from api.media import Medium
 
 Share = Annotated[float, Field(ge=0, le=1, strict=False)]
 TopK = Annotated[int | None, Field(ge=1, description="Labels to return, best first.")]
 Outputs = Literal["sigmoid", "softmax", "none"]
-
-
-def label_list(value: str | list[str]) -> list[str]:
-    """Return candidate labels as a list."""
-    parts = value.split(",") if isinstance(value, str) else value
-    found = [part.strip() for part in parts if part.strip()]
-    if not 1 <= len(found) <= LABELS:
-        raise PydanticCustomError("labels", f"send 1 to {LABELS} labels")
-    return found
-
-
-LabelList = Annotated[Labels, AfterValidator(label_list)]
 
 
 class ClassificationParameters(Strict):
@@ -103,8 +91,8 @@ class MaskGenerationParameters(Strict):
     """Parameters of the mask-generation pipeline."""
 
     points_per_batch: int | None = Field(None, ge=1, le=1024)
-    points_per_crop: int | None = Field(None, ge=1, le=64, description="On each side.")
-    crops_n_layers: int | None = Field(None, ge=0, le=2)
+    points_per_crop: int | None = Field(None, ge=1, le=32, description="On each side.")
+    crops_n_layers: int | None = Field(None, ge=0, le=1)
     crop_overlap_ratio: Share | None = None
     pred_iou_thresh: Share | None = None
     stability_score_thresh: Share | None = None
@@ -185,8 +173,10 @@ class SpeechParameters(Strict):
     """Parameters of the automatic-speech-recognition pipeline."""
 
     return_timestamps: bool | Literal["word", "char"] | None = None
-    chunk_length_s: float | None = Field(None, ge=1, le=60, strict=False)
-    stride_length_s: float | None = Field(None, ge=0, le=30, strict=False)
+    chunk_length_s: float | None = Field(None, ge=5, le=60, strict=False)
+    stride_length_s: float | None = Field(
+        None, ge=0, le=15, strict=False, description="Overlap on each side: a quarter of a chunk."
+    )
     generate_kwargs: SpeechGeneration | None = None
 
 

@@ -6,7 +6,7 @@ It is made of the models that validate the requests, so that it cannot say anyth
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from api import endpoints
 from api.answers import ANSWERS, Error, Status
 from api.formats import TaskFormat
 from api.openai import EmbeddingsBody
@@ -51,7 +52,6 @@ class Served:
         version: Of the server.
         task: None while the model is loading.
         format: Of the task.
-        paths: Of inference in the Hugging Face wire format.
         mask_token: Of the model, if it has one.
         chats: The model has a chat template.
         keyed: Inference asks for a key.
@@ -60,7 +60,6 @@ class Served:
     version: str
     task: str | None
     format: TaskFormat | None
-    paths: Sequence[str]
     mask_token: str | None
     chats: bool
     keyed: bool
@@ -98,12 +97,11 @@ def _posts(served: Served) -> Document:
         return {}
     examples = _examples(served.format, served.mask_token)
     inference = partial(_inference, served.task, served.format, examples)
-    posts: Document = {path: inference(path) for path in served.paths}
+    posts: Document = {path: inference(path) for path in endpoints.PREDICT}
     posts |= {path: _openai(path, summary, body) for path, summary, body in _openai_paths(served)}
     if served.task == "text-generation":
         body = _schema(served.format.body)
-        for path, streams in (("/generate", False), ("/generate_stream", True)):
-            posts[path] = _generate(path, streams, body, examples)
+        posts |= {path: _generate(path, body, examples) for path in endpoints.GENERATE}
     return posts
 
 
@@ -145,7 +143,7 @@ def _inference(task: str, task_format: TaskFormat, examples: Document, path: str
                 "name": "X-Request-Timeout",
                 "in": "header",
                 "description": "Seconds that the client will wait.",
-                "schema": {"type": "number", "minimum": 1},
+                "schema": {"type": "number", "minimum": 1},  # less is taken, and met by nobody
             }
         ],
         "requestBody": {"required": True, "content": content | _raw(task_format.raw)},
@@ -167,11 +165,13 @@ def _raw(kind: str) -> Document:
 def _openai_paths(served: Served) -> list[tuple[str, str, type[BaseModel]]]:
     """Return path, summary and body of what is served in the OpenAI wire format."""
     if served.task == "feature-extraction":
-        return [("/v1/embeddings", "Embeddings in the OpenAI wire format.", EmbeddingsBody)]
+        embeddings = "Embeddings in the OpenAI wire format."
+        return [(endpoints.EMBEDDINGS, embeddings, EmbeddingsBody)]
     if served.task != "text-generation":
         return []
-    texts = ("/v1/completions", "Go on with a text, in the OpenAI wire format.", CompletionBody)
-    chats = ("/v1/chat/completions", "Go on with a chat, in the OpenAI wire format.", ChatBody)
+    go_on = "Go on with a {}, in the OpenAI wire format."
+    texts = (endpoints.COMPLETIONS, go_on.format("text"), CompletionBody)
+    chats = (endpoints.CHAT, go_on.format("chat"), ChatBody)
     return [texts, chats] if served.chats else [texts]
 
 
@@ -187,9 +187,9 @@ def _openai(path: str, summary: str, body: type[BaseModel]) -> Document:
     }
 
 
-def _generate(path: str, streams: bool, body: Document, examples: Document) -> Document:
+def _generate(path: str, body: Document, examples: Document) -> Document:
     """Describe text generation as Hugging Face's own clients know it."""
-    answer = "events" if streams else "an object"
+    answer = "events" if path.endswith("_stream") else "an object"
     responses = _responses({"type": "object"}, REASONS)
     responses["200"]["content"] |= EVENTS
     return {

@@ -12,7 +12,7 @@ from api.formats import (
     MANY,
     ONE,
     PAIR,
-    Labels,
+    LabelList,
     OneOrMany,
     Strict,
     TaskFormat,
@@ -85,7 +85,7 @@ class TokenClassificationParameters(Strict):
 class ZeroShotClassificationParameters(Strict):
     """Parameters of the zero-shot-classification pipeline."""
 
-    candidate_labels: Labels = Field(description="Labels, as a list or separated by commas.")
+    candidate_labels: LabelList = Field(description="Labels, as a list or separated by commas.")
     multi_label: bool | None = Field(None, description="Several labels can be true.")
     hypothesis_template: Template | None = Field(None, description="With {} for the label.")
 
@@ -183,7 +183,6 @@ FORMATS: Mapping[str, TaskFormat] = {
             flat=True,
         ),
         wraps=True,
-        flat=frozenset(FeatureExtractionParameters.model_fields),
         examples={
             "one text": {"inputs": "A sentence."},
             "similarity": {
@@ -199,7 +198,6 @@ FORMATS: Mapping[str, TaskFormat] = {
             stream=(bool | None, Field(None, description="Answer in pieces, as events.")),
         ),
         write=texts,
-        write_raw=texts,
         examples={
             "one text": {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 20}},
             "drawn": {

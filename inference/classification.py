@@ -51,6 +51,8 @@ class TokenClassification(PerInputTask):
             "return_offsets_mapping": self.tokenizer.is_fast,
         }
         if "tokenizer_params" in given.tokenizer:
+            if 2 * parameters["stride"] > self.tokenizer.model_max_length:
+                raise Rejected("parameters.stride: pieces may overlap by half, not by more")
             tokenizer |= {"return_overflowing_tokens": True, "stride": parameters["stride"]}
         return Stages({}, tokenizer, given.answer)
 

@@ -19,7 +19,7 @@ from inference.heads import behind, direct_head
 
 Plan = Callable[[Sequence[int]], list[Block]]  # lengths in tokens -> blocks
 
-GRAPH_TOKENS = 512  # an input beyond has a block of its own, and would need a large mask
+PROVED_TOKENS = 512  # the longest probe, and the longest input that runs as a graph
 
 
 class Forward:
@@ -54,7 +54,7 @@ class Forward:
         order: list[int] = []
         for block in self._plan([encoded.tokens for encoded in batch]):
             packed = max(map(len, block)) > 1
-            if self._graph is not None and (packed or batch[block[0][0]].tokens <= GRAPH_TOKENS):
+            if self._graph is not None and (packed or batch[block[0][0]].tokens <= PROVED_TOKENS):
                 hidden = self._graph(*self._arguments.of(block, batch, packed=True).values())
             else:
                 hidden = self._encoder(**self._arguments.of(block, batch, packed))[0]

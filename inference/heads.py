@@ -13,6 +13,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 # What a model may raise that is asked in a way it was not made for.
 FAULTS = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+REASON_CHARACTERS = 200
+
+
+def reason_of(fault: Exception) -> str:
+    """Return what a model raised, in one line."""
+    return f"{type(fault).__name__}: {fault}".partition("\n")[0][:REASON_CHARACTERS]
 
 
 def direct_head(model: PreTrainedModel, encoder: nn.Module) -> nn.Module | None:

@@ -20,17 +20,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference import plans, tuning
 from inference.blocks import Encoded, position_offset
-from inference.forward import Forward
-from inference.heads import FAULTS
+from inference.forward import PROVED_TOKENS, Forward
+from inference.heads import FAULTS, reason_of
 
 logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5  # of the largest output, in float32; rounding stays an order of magnitude below
 CLOSE = {"bfloat16": 0.1, "float16": 0.02, "int8": 0.3}  # of the spread of the outputs, in the mean
 PROBE_TOKENS = (64, 3, 19, 5, 128, 33, 4, 90, 12, 7, 50, 26)
-LONGEST_PROBE_TOKENS = 512  # longer inputs have a block of their own
 ROW_TOKENS = 128  # half as many and twice as many cost 0 to 7 % more, by model and batch
-REASON_CHARACTERS = 200
 SEED = 5
 
 
@@ -71,7 +69,7 @@ def climb(model: PreTrainedModel, probes: Sequence[Encoded], reference: torch.Te
         try:
             difference = _difference(answers(rung.proof or rung.forward, probes), reference)
         except FAULTS as fault:
-            reason = _reason(fault)
+            reason = reason_of(fault)
         else:
             if difference <= TOLERANCE:
                 return _kept(rung, difference, refused)
@@ -96,7 +94,7 @@ def as_graph(rung: Rung, probes: Sequence[Encoded]) -> Rung:
             if not difference <= TOLERANCE:
                 raise ValueError(f"differs by {difference:.1e}")
     except FAULTS as fault:
-        logger.info("no graph: %s", _reason(fault))
+        logger.info("no graph: %s", reason_of(fault))
         return rung
     batch = tuning.typical_batch(probes[0])
     ways = {way: partial(answers, way, batch) for way in (rung.forward, graph)}
@@ -163,7 +161,7 @@ def make_probes(
         seed: Of the tokens.
     """
     rng = random.Random(seed)
-    longest = min(max_tokens or LONGEST_PROBE_TOKENS, LONGEST_PROBE_TOKENS)
+    longest = min(max_tokens or PROVED_TOKENS, PROVED_TOKENS)
     usable = sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids)) or [0]
     extras = set(tokenizer("a")) - {"input_ids", "attention_mask"}
     probes = []
@@ -209,10 +207,6 @@ def _kept(rung: Rung, difference: float, refused: dict[str, str]) -> Rung:
 def _difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference, in units of the largest output where that is above 1."""
     return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1))
-
-
-def _reason(fault: Exception) -> str:
-    return f"{type(fault).__name__}: {fault}".partition("\n")[0][:REASON_CHARACTERS]
 
 
 def _or(token: int | None, other: int) -> int:

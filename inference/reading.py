@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -9,6 +10,7 @@ import numpy as np
 from transformers.pipelines.base import Pipeline
 
 import media
+from errors import Rejected
 
 Parameters: TypeAlias = dict[str, Any]
 Example: TypeAlias = tuple[Any, Mapping[str, Any]]
@@ -64,6 +66,9 @@ def _speech(pipeline: Pipeline, value: bytes, parameters: Parameters) -> Any:
     long = len(samples) > WHOLE_S * pipeline.feature_extractor.sampling_rate
     if long and pipeline.type.startswith("ctc"):
         parameters.setdefault("chunk_length_s", PIECE_S)
+    chunk_s, stride_s = (parameters.get(f"{name}_length_s", 0) for name in ("chunk", "stride"))
+    if chunk_s and 4 * stride_s > chunk_s:  # each overlap is computed twice
+        raise Rejected("parameters.stride_length_s: at most a quarter of chunk_length_s")
     return samples
 
 
@@ -76,7 +81,10 @@ def _pair(_pipeline: Pipeline, value: Mapping[str, Any], _parameters: Parameters
     return [media.image(each) for each in value["images"]]
 
 
-def _document(_pipeline: Pipeline, value: Mapping[str, Any], parameters: Parameters) -> Any:
+def _document(pipeline: Pipeline, value: Mapping[str, Any], parameters: Parameters) -> Any:
+    width = min(parameters.get("max_seq_len", sys.maxsize), pipeline.tokenizer.model_max_length)
+    if 2 * parameters.get("doc_stride", 0) > width:
+        raise Rejected("parameters.doc_stride: pieces may overlap by half, not by more")
     boxes = parameters.pop("word_boxes", value.get("word_boxes"))
     document = {"image": media.image(value["image"]), "question": value["question"]}
     return document if boxes is None else {**document, "word_boxes": boxes}

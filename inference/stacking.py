@@ -17,6 +17,7 @@ from transformers.pipelines.base import Pipeline
 from transformers.utils import ModelOutput
 
 from errors import RequestError
+from inference.heads import FAULTS, reason_of
 from inference.memory import DeviceMemory
 from inference.reading import Example, preprocess, read
 from inference.whole import or_refusal
@@ -34,9 +35,7 @@ TASKS = frozenset(
 )
 VALUES_PER_TOKEN = 512  # so that MAX_BATCH_TOKENS bounds the memory of a batch
 TOLERANCE = 1e-4  # of the largest number of an output, in float32
-REASON_CHARACTERS = 200
 SIZE = "target_size"  # of the image that came; the pipeline hands it past the model
-FAULTS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 
 Tree: TypeAlias = Any  # tensors in mappings and tuples
 
@@ -163,8 +162,7 @@ def proved(pipeline: Pipeline, tries: Sequence[Example]) -> dict[str, Any]:
             ]
         difference = max(map(_difference, stacked(pipeline, tries), expected))
     except FAULTS as fault:
-        text = f"{type(fault).__name__}: {fault}".partition("\n")[0]
-        reason = text[:REASON_CHARACTERS]
+        reason = reason_of(fault)
     else:
         if difference <= TOLERANCE:
             return {"path": "stacked", "largest_difference": difference, "refused": {}}

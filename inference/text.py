@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from transformers.pipelines.base import Pipeline, PipelineException
@@ -44,13 +44,13 @@ class PreparedInput:
         value: As the client sent it.
         sequences: Its tokens.
         parameters: Those of `Stages.answer`, of this input alone.
-        group: Inputs with the same forward parameters carry the same group.
+        group: Any may run with any other.
     """
 
     value: Any
     sequences: Sequence[Encoded]
     parameters: Mapping[str, Any]
-    group: str = ""
+    group: ClassVar[str] = ""
 
     @property
     def tokens(self) -> int:

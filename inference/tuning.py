@@ -22,14 +22,14 @@ TYPICAL_TOKENS = (14, 20, 9, 41, 26, 17, 60, 12, 31, 8, 22, 105, 18, 35, 11, 24)
 Option = TypeVar("Option")
 
 
-def fastest(options: Mapping[Option, Callable[[], object]], budget_s: float = BUDGET_S) -> Option:
+def fastest(options: Mapping[Option, Callable[[], object]]) -> Option:
     """Return the option whose call takes the least time.
 
     The options take turns, so that a disturbance meets all of them alike; the first round is not
-    counted. After `budget_s` no further round starts.
+    counted. After BUDGET_S no further round starts.
     """
     best = dict.fromkeys(options, float("inf"))
-    ends = time.perf_counter() + budget_s
+    ends = time.perf_counter() + BUDGET_S
     for number in range(ROUNDS + 1):
         for option, call in options.items():
             taken_s = seconds(call)

@@ -2,9 +2,9 @@
 
     uvicorn --factory tests.apps:slow
 
-BATCH_S is the time that a batch takes, LOAD_S the time that loading takes; no batch ends before the
-file OPEN is there, if one is named. Each batch is written as a line of JSON to the file RAN.
-LAST_CALL_S is that of `protocol`.
+BATCH_S is the time that a batch takes, LOAD_S those that the first loads of a model take; no batch
+ends before the file OPEN is there, if one is named. Each batch is written as a line of JSON to the
+file RAN. LAST_CALL_S is that of `protocol`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def slow() -> Starlette:
     it for a minute.
     """
     batch_s = float(os.environ["BATCH_S"])
-    load_s = float(os.environ.get("LOAD_S", "0"))
+    loads_s = map(float, os.environ.get("LOAD_S", "").split())
     opened = Path(os.environ.get("OPEN", "/"))
     ran = Path(os.environ["RAN"])
 
@@ -47,7 +47,7 @@ def slow() -> Starlette:
         time.sleep(batch_s)
 
     def load(_: Settings) -> FakeModel:
-        time.sleep(load_s)
+        time.sleep(next(loads_s, 0))
         return FakeModel(hook)
 
     protocol.LAST_CALL_S = float(os.environ.get("LAST_CALL_S", protocol.LAST_CALL_S))

@@ -80,7 +80,16 @@ async def test_lone_request_is_answered() -> None:
         (response,) = await queue.submit(request("hello"))
     assert response.output == "HELLO"
     assert response.batch_size == 1
-    assert response.queue_ms < 1000
+
+
+async def test_wait_is_told_in_milliseconds() -> None:
+    gate = Gate()
+    async with serving(FakeModel(gate)) as (queue, _):
+        tasks = await submit_behind(gate, queue, request("a"))
+        await asyncio.sleep(0.05)
+        gate.opened.set()
+        _, (response,) = await asyncio.gather(*tasks)
+    assert 50 <= response.queue_ms < 5000
 
 
 async def test_next_batch_fills_while_the_model_is_busy_up_to_the_cap() -> None:
@@ -326,13 +335,14 @@ async def test_input_is_wanted_until_its_deadline() -> None:
 async def test_abandoned_request_holds_no_memory() -> None:
     gate = Gate()
     async with serving(FakeModel(gate)) as (queue, _):
-        late = request("a large text", "another", timeout_s=0.02)
-        (first, waiting) = await submit_behind(gate, queue, late)
-        entries = list(late.waiting)
-        with pytest.raises(DeadlinePassed):
+        gone = request("a large text", "another")
+        (first, waiting) = await submit_behind(gate, queue, gone)
+        entries = list(gone.waiting)
+        gone.hang_up()
+        with pytest.raises(ClientGone):
             await waiting
         assert [each.value for each in entries] == [None, None]
-        assert not late.inputs
+        assert not gone.inputs
         gate.opened.set()
         await first
 
@@ -419,7 +429,7 @@ async def test_batch_that_is_too_large_for_the_memory_is_halved_and_the_next_are
     assert [len(batch) for batch in model.batches] == [2, 2, 2, 2, 2, 2, 2, 2]
     assert "onequeue_out_of_memory_total 3.0" in metrics
     assert "onequeue_batch_retries_total 3.0" in metrics
-    assert all(isinstance(error, MemoryError) for error in model.memory.released)
+    assert list(map(type, model.memory.released)) == [MemoryError] * 3
 
 
 async def test_input_that_is_too_large_for_the_memory_fails_alone() -> None:
@@ -428,6 +438,31 @@ async def test_input_that_is_too_large_for_the_memory_fails_alone() -> None:
             await queue.submit(request("huge"))
         (response,) = await queue.submit(request("small"))
         assert response.output == "SMALL"
+
+
+async def test_input_that_is_too_large_alone_makes_no_batch_smaller() -> None:
+    model = FakeModel(raise_on("huge", MemoryError))
+    async with serving(model, batch_wait_ms=50, max_batch_size=4) as (queue, _):
+        for texts in (["huge", "a", "b", "c"], ["d", "e", "f", "g"]):
+            tasks = [asyncio.create_task(queue.submit(request(text))) for text in texts]
+            *_, last = await outputs(tasks)
+            assert last == [texts[-1].upper()]
+    assert model.batches[-1] == ["d", "e", "f", "g"]
+
+
+async def test_a_call_that_waits_behind_another_is_watched_too() -> None:
+    settings = Settings()
+    worker = Worker(settings, RequestQueue(settings, Metrics()), FakeModel)
+    gates = [Gate(), Gate()]
+    calls = [asyncio.create_task(worker._call(gate, [])) for gate in gates]
+    await asyncio.to_thread(gates[0].arrived.wait, 5)
+    gates[0].opened.set()
+    await calls[0]
+    assert worker.busy_since is not None
+    gates[1].opened.set()
+    await calls[1]
+    assert worker.busy_since is None
+    worker._thread.shutdown()
 
 
 def test_limit_of_batches_recovers_in_steps() -> None:

@@ -121,6 +121,12 @@ def test_bad_file_is_refused_with_one_clear_line(
     assert "\n" not in str(refusal.value)
 
 
+def test_json_that_is_none_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_KWARGS", "{bad")
+    with pytest.raises(ConfigurationError, match=r"model_kwargs.*: Expecting property name"):
+        load_settings()
+
+
 def test_missing_file_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONFIG_FILE", "nowhere.yaml")
     with pytest.raises(ConfigurationError, match=r"nowhere\.yaml"):

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from http.client import HTTPResponse
 from typing import Any
 
-import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
@@ -64,6 +63,36 @@ def test_head_without_end_is_refused(running: Server) -> None:
     assert running.post("others").status_code == 200
 
 
+def test_trailers_without_end_are_refused(running: Server) -> None:
+    connection = running.connect()
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    connection.sendall(head + b"1\r\na\r\n0\r\n")
+    with pytest.raises((ConnectionResetError, BrokenPipeError)):
+        connection.sendall(b"x: a\r\n" * 10_000_000)
+    assert running.post("others").status_code == 200
+
+
+def test_slow_trailers_are_told_so(running: Server) -> None:
+    connection = running.connect()
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    connection.sendall(head + b"1\r\na\r\n0\r\nx: ")
+    assert answer_on(connection)[0] in (408, 504)  # the deadline is as short here
+    assert connection.recv(1) == b""
+
+
+def test_chunks_that_are_cut_anywhere_are_a_body(running: Server) -> None:
+    text = b"a long text " * 20_000
+    size = b"%x\r\n" % 100_000
+    parts = [text[:100_000], text[100_000:200_000], text[200_000:]]
+    chunks = [size + parts[0] + b"\r\n" + size, parts[1] + b"\r\n", b"%x\r\n" % len(parts[2])]
+    connection = running.connect()
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    for piece in (head, *chunks, parts[2] + b"\r\n0\r\n", b"x: a\r\n", b"\r\n"):
+        connection.sendall(piece)
+        time.sleep(0.05)
+    assert answer_on(connection) == (200, text.decode().upper())
+
+
 def test_large_head_is_told_so(running: Server) -> None:
     connection = running.connect()
     connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 70_000)
@@ -80,10 +109,11 @@ def test_head_in_two_parts_is_in_time(running: Server) -> None:
 
 
 def test_kept_connection_may_rest_between_requests(running: Server) -> None:
-    with httpx.Client(base_url=running.url) as client:
-        client.get("/livez")
-        time.sleep(1.2)  # longer than a head may take
-        assert client.get("/livez").status_code == 200
+    connection = running.connect()
+    for pause_s in (0, 1.2):  # longer than a head may take
+        time.sleep(pause_s)
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert answer_on(connection)[0] == 200
 
 
 async def stalled(scope: Scope) -> list[Message]:

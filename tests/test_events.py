@@ -80,6 +80,36 @@ async def test_events_come_in_order_with_a_comment_in_silence() -> None:
     assert source.closed
 
 
+async def test_a_client_that_reads_no_more_ends_the_answer() -> None:
+    source = Source(PART, PART, PART, WHOLE)
+    stream = source.stream()
+    response = EventStream(await anext(stream), stream, Plain(), nullcontext())
+    state: dict[str, Any] = {}
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+        if message.get("body") == b'data: "a"\n\n':
+            state["error"] = ClientGone("the client does not read its answer")
+
+    await response({"type": "http", "state": state}, None, send)  # type: ignore[arg-type]
+    bodies = [message.get("body") for message in messages]
+    assert bodies == [None, b'data: "opening"\n\n', b'data: "a"\n\n', None]
+    assert source.closed
+
+
+async def test_the_log_learns_of_all_answers_of_a_stream() -> None:
+    stream = Source(PART, WHOLE, WHOLE).stream()
+    response = EventStream(await anext(stream), stream, Plain(), nullcontext())
+    state: dict[str, Any] = {}
+
+    async def send(_message: Any) -> None:
+        pass
+
+    await response({"type": "http", "state": state}, None, send)  # type: ignore[arg-type]
+    assert state["facts"]["inputs"] == 2
+
+
 async def test_an_error_is_the_last_event() -> None:
     body = await sent(Source(PART, DeadlinePassed("too late")))
     assert body.endswith(b'data: "too late"\n\n')

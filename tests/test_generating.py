@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from config import Settings
-from entries import Part, Request, Response
+from entries import Part, Request, Response, Switch
 from errors import (
     ClientGone,
     DeadlinePassed,
@@ -136,6 +136,29 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         await until(lambda: "b" in model.running)
         model.end("b", "B")
         await asyncio.gather(first, second)
+        assert queue._seconds_per_input > 0
+
+
+async def test_a_switch_while_the_model_is_rebuilt_leaves_nobody_refused() -> None:
+    rebuilt = threading.Event()
+    model, other = FakeGenerator(lambda: rebuilt.wait(5)), FakeGenerator()
+    async with serving(model) as (queue, _):
+        task = await submit(queue, model, request("a"))
+        model.broken = True
+        model.fail("a")
+        with pytest.raises(Interrupted):
+            await task
+        await until(lambda: queue.state is State.RECOVERING)
+        switch = Switch(other)
+        queue.switch(switch)
+        await switch.taken.wait()
+        assert queue.state is State.READY
+        rebuilt.set()
+        task = await submit(queue, other, request("b"))
+        other.end("b", "B")
+        await task
+        await switch.done.wait()
+        assert queue.state is State.READY
 
 
 async def test_a_hang_up_stops_the_generation_and_frees_the_place() -> None:
@@ -156,9 +179,9 @@ async def test_a_deadline_stops_the_generation() -> None:
     model = FakeGenerator()
     async with serving(model) as (queue, _):
         with pytest.raises(DeadlinePassed):
-            await queue.submit(request("a", timeout_s=0.05))
+            await queue.submit(request("a", timeout_s=0.5))
         assert model.stopped == ["a"]
-        stream = queue.stream(request("b", timeout_s=0.05, streams=True), silence_s=5)
+        stream = queue.stream(request("b", timeout_s=0.5, streams=True), silence_s=5)
         with pytest.raises(DeadlinePassed):
             await anext(stream)
         assert model.stopped == ["a", "b"]

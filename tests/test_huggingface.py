@@ -186,3 +186,16 @@ def test_long_names_are_shortened() -> None:
 def test_what_would_take_long_to_look_at_is_not(body: bytes, text: str) -> None:
     with pytest.raises(Rejected, match=text):
         read_object(body)
+
+
+def test_texts_are_compared_by_one_vector_each() -> None:
+    body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "pooling": "none"}
+    with pytest.raises(Rejected, match=r"^parameters\.pooling: "):
+        parse_json(body, "feature-extraction")
+
+
+@pytest.mark.parametrize("labels", [",".join("a" * 101), " , ", ["a"] * 101])
+def test_labels_are_bounded_however_they_are_sent(labels: Any) -> None:
+    body = {"inputs": "a", "parameters": {"candidate_labels": labels}}
+    with pytest.raises(Rejected, match=r"^parameters\.candidate_labels: "):
+        parse_json(body, "zero-shot-classification")

@@ -44,15 +44,20 @@ def test_document_lists_what_the_task_serves_and_no_more(bundled: Process) -> No
         *("/", "/predict", "/invocations", "/livez", "/readyz", "/info", "/v1/models")
     }
     content = api["paths"]["/"]["post"]["requestBody"]["content"]
-    for example in content["application/json"]["examples"].values():
+    examples = content["application/json"]["examples"]
+    assert examples
+    for example in examples.values():
         assert bundled.client.post(bundled.url, json=example["value"]).status_code == 200
     assert bundled.get("/docs").headers["content-type"].startswith("text/html")
 
 
 @pytest.mark.parametrize("task", FORMATS)
 def test_every_task_has_a_document_with_its_examples(task: str) -> None:
-    api = document(Served("1", task, FORMATS[task], ("/",), "<mask>", chats=True, keyed=True))
+    api = document(Served("1", task, FORMATS[task], "<mask>", chats=True, keyed=True))
+    content = api["paths"]["/"]["post"]["requestBody"]["content"]["application/json"]
+    assert content["examples"].keys() == FORMATS[task].examples.keys()
     assert "[MASK]" not in json.dumps(api)
+    assert ("<mask>" in json.dumps(api)) is (task == "fill-mask")
     assert "security" in api["paths"]["/"]["post"]
     assert "security" not in api["paths"]["/livez"]["get"]
     assert ("/v1/embeddings" in api["paths"]) is (task == "feature-extraction")
@@ -62,7 +67,7 @@ def test_every_task_has_a_document_with_its_examples(task: str) -> None:
 
 
 def test_while_loading_nothing_is_promised() -> None:
-    api = document(Served("1", None, None, ("/",), None, chats=False, keyed=False))
+    api = document(Served("1", None, None, None, chats=False, keyed=False))
     assert "post" not in api["paths"]["/"]
 
 

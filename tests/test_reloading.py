@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config import Settings
-from entries import Request
+from entries import Request, Switch
 from errors import Conflict, LoadError, NotServing, Rejected
 from metrics import Metrics
 from model import Generator, Model
@@ -39,7 +39,7 @@ from worker import Worker
 pytestmark = pytest.mark.anyio
 
 BUNDLED = ROOT / "models/tiny-fill-mask"
-ADMIN = {"authorization": "Bearer root"}
+ADMIN = {"authorization": "Bearer sesame"}
 RELOADS = int(os.environ.get("RELOADS", "2"))
 CLIENTS = 32
 TEXTS = ["the [MASK] of the king", "a [MASK].", "water is a [MASK] and a [MASK]"]
@@ -108,7 +108,7 @@ async def test_what_was_admitted_before_is_answered_by_the_old_model() -> None:
         await until(lambda: run.queue.depth == 2)
         reload = asyncio.create_task(run.reloader.reload("new"))
         await until(lambda: shelf.asked)
-        await asyncio.sleep(0.05)  # the mark is on the queue
+        await until(lambda: any(isinstance(each, Switch) for each in run.queue._entries._queue))  # type: ignore[attr-defined]
         assert run.reloader.progress["state"] == "loading"
         after = [asyncio.create_task(run.queue.submit(request(text))) for text in "cd"]
         await until(lambda: run.queue.depth == 4)
@@ -120,6 +120,24 @@ async def test_what_was_admitted_before_is_answered_by_the_old_model() -> None:
     assert run.worker.model is new
     assert new.memory.reclaimed == 1
     assert old.memory.reclaimed == 0
+
+
+async def test_two_at_once_are_one_and_a_conflict() -> None:
+    shelf = Shelf({"new": model_of("new")})
+    shelf.gate.set()
+    async with working(model_of("old"), shelf) as run:
+        both = [run.reloader.reload("new"), run.reloader.reload("new")]
+        done, refused = await asyncio.gather(*both, return_exceptions=True)
+    assert isinstance(done, Mapping)
+    assert isinstance(refused, Conflict)
+
+
+async def test_a_revision_alone_is_of_the_model_of_the_settings() -> None:
+    shelf = Shelf({"old": model_of("old")})
+    shelf.gate.set()
+    async with working(model_of("old"), shelf) as run:
+        done = await run.reloader.reload(revision="r2")
+    assert (done["model_id"], done["revision"]) == ("old", "r2")
 
 
 async def test_idle_server_switches_at_once() -> None:
@@ -234,7 +252,7 @@ def flat(answers: list[Any]) -> list[Any]:
 
 def test_reloads_under_load_lose_nothing_and_mix_nothing(tmp_path: Path) -> None:
     other = other_model(tmp_path / "other")
-    with server("server:app", tmp_path, admin_key="root", log_level="warning") as running:
+    with server("server:app", tmp_path, admin_key="sesame", log_level="warning") as running:
         running.wait_until_ready()
         right = {"old": sequences(running.client.post(running.url, json={"inputs": TEXTS}))}
         assert reload(running, model_id=str(other)).status_code == 200
@@ -272,13 +290,13 @@ def test_reloads_under_load_lose_nothing_and_mix_nothing(tmp_path: Path) -> None
 def test_the_door_to_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     opened = threading.Event()
-    with serving(after(opened), ready=False, admin_key="root,other") as running:
+    with serving(after(opened), ready=False, admin_key="sesame,other") as running:
         assert reload(running).status_code == 503  # still loading
         opened.set()
         running.wait_until_ready()
         url = running.url + "/admin/reload"
         assert httpx.post(url).status_code == 401
-        assert httpx.post(url, headers={"authorization": "Bearer rootx"}).status_code == 401
+        assert httpx.post(url, headers={"authorization": "Bearer sesames"}).status_code == 401
         for body in ("[]", '{"model": "x"}', '{"model_id": 5}', '{"model_id": ""}', "{"):
             answer = httpx.post(url, content=body, headers=ADMIN)
             assert answer.status_code == 422, body
@@ -290,7 +308,7 @@ def test_the_door_to_it(caplog: pytest.LogCaptureFixture) -> None:
         answer = httpx.post(url, headers={"authorization": "Bearer other"}, timeout=60)
         assert answer.json()["model_id"] == str(BUNDLED)
         assert "serving" in caplog.text
-        assert "root" not in caplog.text + running.get("/info").text
+        assert "sesame" not in caplog.text + running.get("/info").text
 
 
 def test_without_a_key_there_is_no_door(tmp_path: Path) -> None:
@@ -299,7 +317,7 @@ def test_without_a_key_there_is_no_door(tmp_path: Path) -> None:
 
 
 def test_hangup_signal_loads_the_model_of_the_settings_anew(tmp_path: Path) -> None:
-    with server("tests.apps:slow", tmp_path, batch_s=0, load_s=0.3) as running:
+    with server("tests.apps:slow", tmp_path, batch_s=0, load_s="0 0 60") as running:
         running.wait_until_ready()
         running.process.send_signal(signal.SIGHUP)
         deadline = time.monotonic() + 30
@@ -308,4 +326,6 @@ def test_hangup_signal_loads_the_model_of_the_settings_anew(tmp_path: Path) -> N
             time.sleep(0.05)
         assert running.post("a [MASK].").status_code == 200
         running.process.send_signal(signal.SIGHUP)
-        assert running.stop() == 0  # while the model is on its way
+        while running.log.count("loading model") < 2:
+            time.sleep(0.01)
+        assert running.stop() == 0  # the model is on its way, for a minute

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -81,6 +82,20 @@ async def test_a_process_that_ends_writes_what_is_left(handler: TurnHandler) -> 
     assert not written(handler)
     handler.close()
     assert written(handler) == ["last words\n"]
+
+
+@pytest.mark.anyio
+async def test_output_that_cannot_be_written_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    output = Output()
+    output.write = Mock(side_effect=BrokenPipeError)  # type: ignore[method-assign]
+    handler = TurnHandler(output)
+    logging.getLogger("asyncio").addHandler(handler)
+    handler.handle(logging.makeLogRecord({"msg": "a line"}))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    logging.getLogger("asyncio").removeHandler(handler)
+    assert output.write.call_count == 1
+    assert caplog.records == []
 
 
 def test_a_line_is_not_lost_with_the_loop_that_it_waited_for(handler: TurnHandler) -> None:

@@ -115,6 +115,10 @@ def test_vectors_without_a_config_are_means(models: Mapping[str, Model]) -> None
         ("hello world", {"dimensions": 4, "normalize": True}),
     )
     assert_same(pooled, [sum(column) / len(tokens) for column in zip(*tokens, strict=True)])
+    others = [("hello world", {"pooling": name}) for name in ("cls", "lasttoken", "max")]
+    first, last, largest = answers(model, *others)
+    assert_same([first, last], [tokens[0], tokens[-1]])
+    assert_same(largest, [max(column) for column in zip(*tokens, strict=True)])
     length = sum(value * value for value in pooled[:4]) ** 0.5
     assert_same(short, [value / length for value in pooled[:4]])
 
@@ -126,6 +130,12 @@ def test_vectors_without_a_config_are_means(models: Mapping[str, Model]) -> None
         ("feature-extraction", "a", {"prompt_name": "q"}, "parameters.prompt_name: this model"),
         ("feature-extraction", "word " * 300, {}, "set parameters.truncate to true"),
         ("token-classification", "a", {"stride": 400}, "stride"),
+        (
+            "token-classification",
+            "a",
+            {"aggregation_strategy": "first", "stride": 200},
+            "overlap by half",
+        ),
         ("text-classification", "a", {"max_length": 1000}, "max_length must be at most 256"),
         ("zero-shot-classification", "a", {"candidate_labels": ","}, "at least one label"),
         (

@@ -152,6 +152,8 @@ def test_a_document_is_answered_as_by_the_untouched_pipeline(models: Models) -> 
         ({**value, "word_boxes": None}, {"top_k": 2, "word_boxes": boxes}),
     ):
         assert_same(answers(models[task], (one, parameters))[0], plain(expected))
+    (refusal,) = answers(models[task], (value, {"max_seq_len": 20, "doc_stride": 11}))
+    assert "overlap by half" in str(refusal)
     (refusal,) = answers(models[task], ({**value, "word_boxes": None}, {}))
     assert isinstance(refusal, Rejected)
     assert "word_boxes" in str(refusal)
@@ -228,7 +230,12 @@ def test_equal_shapes_run_in_one_forward_pass(models: Models) -> None:
         model: Any = models[task]
         assert model.info["batching"]["path"] == "stacked"
         prepared = model.prepare([(each, {}) for each in data])
-        assert len({each.group for each in prepared}) == (1 if task[0] == "i" else 2)
+        calls: list[int] = []
+        hook = model._pipeline.model.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        for members in groups(prepared, 10**9, pads=False):
+            model.run([prepared[member] for member in members])
+        hook.remove()
+        assert len(calls) == len({each.group for each in prepared}) == (1 if task[0] == "i" else 2)
     whole: Any = models["automatic-speech-recognition"]
     assert whole.info["batching"] == {"path": "one by one", "refused": {}}
     assert len({each.group for each in whole.prepare([(each, {}) for each in SOUNDS])}) == 5
@@ -252,6 +259,12 @@ def test_mixed_parameters_in_one_batch_stay_apart(models: Models) -> None:
         ("audio-classification", wav(1)[:20], {}, "the audio is cut off or broken"),
         ("automatic-speech-recognition", wav(1)[:20], {}, "the audio is cut off or broken"),
         ("automatic-speech-recognition", wav(1), {"return_timestamps": True}, "CTC can either"),
+        (
+            "automatic-speech-recognition",
+            wav(1),
+            {"chunk_length_s": 0.3, "stride_length_s": 0.1},
+            "at most a quarter",
+        ),
         ("zero-shot-image-classification", png(1)[:-60], LABELS, "the image is cut off"),
         ("whisper", wav(1), {"return_timestamps": "char"}, "Whisper cannot return `char`"),
     ],
@@ -267,8 +280,15 @@ def test_what_cannot_be_used_is_refused_alone(
     assert not isinstance(neighbour, Exception)
 
 
-@pytest.mark.parametrize("task", ["image-classification", "object-detection", "depth-estimation"])
-def test_odd_images_are_answered(task: str, models: Models) -> None:
+@pytest.mark.parametrize(
+    ("task", "refused"),  # those that the processor makes nothing of
+    [
+        ("image-classification", []),
+        ("object-detection", [1]),
+        ("depth-estimation", [0, 1, 4, 5, 6, 7, 8, 9]),
+    ],
+)
+def test_odd_images_are_answered(task: str, refused: list[int], models: Models) -> None:
     animated = BytesIO()
     frames = [opened(png(seed)).convert("P") for seed in (1, 2)]
     frames[0].save(animated, "GIF", save_all=True, append_images=frames[1:])
@@ -279,6 +299,7 @@ def test_odd_images_are_answered(task: str, models: Models) -> None:
         odd.append(file.getvalue())
     found = answers(models[task], *((data, {}) for data in odd))
     assert not [each for each in found if isinstance(each, ModelFailed)]
+    assert [n for n, each in enumerate(found) if isinstance(each, Rejected)] == refused
     json.dumps([each for each in found if not isinstance(each, Rejected)], allow_nan=False)
 
 
