@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from config import Settings
 from tests.processes import Process, server
 
 # `pytest --hypothesis-profile thorough` takes minutes instead of seconds.
@@ -19,10 +20,13 @@ settings.load_profile("usual")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each of several workers (`pytest -n 2`), and what it starts, a processor of its own.
+    """Forget settings of the shell. Give each of several workers (`pytest -n 2`) a processor.
 
     On the same two, the threads of two models would wait for each other.
     """
+    for name in map(str.upper, Settings.model_fields):
+        os.environ.pop(name, None)
+        os.environ.pop(f"HF_{name}", None)
     worker: str | None = getattr(config, "workerinput", {}).get("workerid")
     if worker and hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))

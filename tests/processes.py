@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from tests.servers import START_S, Server, free_port
 
 ROOT = Path(__file__).parent.parent
 STOP_S = 4.0
+END_S = 20.0  # shorter than what tests hold a stop up with
 
 
 @dataclass
@@ -28,13 +30,20 @@ class Process(Server):
     def log(self) -> str:
         return self.log_file.read_text()
 
-    def running(self) -> bool:
-        return self.process.poll() is None
+    def wait_until_open(self) -> None:
+        deadline = time.monotonic() + START_S
+        while self.process.poll() is None and time.monotonic() < deadline:
+            try:
+                self.connect().close()
+                return
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+        raise AssertionError(self.log)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(START_S)
+        return self.process.wait(END_S)
 
 
 def end(process: subprocess.Popen[bytes], stop_s: float) -> None:

@@ -31,15 +31,6 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @property
-    def log(self) -> str:
-        """What it wrote, if that went to a file."""
-        return ""
-
-    def running(self) -> bool:
-        """Tell whether it has not ended by itself."""
-        return True
-
     def get(self, path: str) -> httpx.Response:
         return self.client.get(self.url + path)
 
@@ -63,20 +54,10 @@ class Server:
             assert time.monotonic() < deadline, now
             time.sleep(0.005)
 
-    def wait_until_open(self) -> None:
-        deadline = time.monotonic() + START_S
-        while self.running() and time.monotonic() < deadline:
-            try:
-                self.connect().close()
-                return
-            except ConnectionRefusedError:
-                time.sleep(0.02)
-        raise AssertionError(self.log)
-
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_S
         while self.get("/readyz").status_code != 200:
-            assert time.monotonic() < deadline, self.log
+            assert time.monotonic() < deadline, self.get("/info").text
             time.sleep(0.02)
 
     def leave(self) -> None:

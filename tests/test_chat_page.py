@@ -256,6 +256,7 @@ def test_server_that_is_slow_to_answer_is_waited_for(page: Page) -> None:
     page.route("**/info", lambda _route: None)  # no answer
     page.goto(FAKE)
     box(page).fill("Hi")
+    page.wait_for_timeout(1_000)
     expect(page.locator("#state")).to_have_text("Connecting")
     expect(page.locator("#run")).to_have_attribute("aria-disabled", "true")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+import protocol
 from api.about import VERSION
 from config import Settings, load_settings
 from lifecycle import FLUSH_S
 from metrics import GAUGES, Metrics
 from server import create_app
 from tests.dockerfile import only, pairs
+from tests.nginx import CONFIGURATION
 from tests.processes import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -212,3 +215,23 @@ def test_versions_agree() -> None:
     (gpu,) = read(KUBERNETES / "gpu" / "kustomization.yaml")["images"]
     assert image["name"] == gpu["name"] == CONTAINER["image"]
     assert (image["newTag"], gpu["newTag"]) == (VERSION, f"{VERSION}-cuda")
+
+
+# nginx and systemd
+
+
+def seconds(name: str) -> list[float]:
+    units = {"s": 1.0, "ms": 0.001}
+    found = re.findall(rf"^\s*{name} (\d+)(m?s);", CONFIGURATION.read_text(), re.MULTILINE)
+    return [int(number) * units[unit] for number, unit in found]
+
+
+def test_times_agree_with_those_of_the_servers() -> None:
+    settings = Settings.model_construct()
+    assert min(seconds("proxy_read_timeout")) > settings.request_timeout_s
+    assert max(seconds("keepalive_timeout")) < protocol.LAST_CALL_S
+    unit = (ROOT / "deploy" / "onequeue@.service").read_text()
+    stop = re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+    assert stop
+    assert int(stop[1]) > settings.drain_timeout_s
+    assert f"KillSignal={signal.SIGTERM.name}" in unit

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from inference import ladder, linear, plans
+from inference import ladder, linear, plans, tuning
 from inference.blocks import Arguments, Encoded, position_offset
 from inference.forward import Forward
 from tests.tiny import FAMILIES, tiny_model, word_tokenizer
@@ -28,6 +28,8 @@ NEVER_PACKED = {
     "nystromformer",
 }
 
+NO_GRAPH = NEVER_PACKED
+
 
 def probes(seed: int = ladder.SEED) -> list[Encoded]:
     return ladder.make_probes(word_tokenizer(), LIMIT, seed=seed)
@@ -42,19 +44,24 @@ def climbed(model: Any, batch: list[Encoded] | None = None) -> ladder.Rung:
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family_is_served_right_by_the_way_it_earned(
-    family: str, capsys: pytest.CaptureFixture[str]
+    family: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tuning, "fastest", lambda ways: list(ways)[-1])  # the graph
     model = tiny_model(family)
-    rung = climbed(model)
+    reference = ladder.answers(ladder.untouched(model), probes())
+    rung = ladder.climb(model, probes(), reference)
+    graph = ladder.as_graph(rung, probes())
     with capsys.disabled():
-        graph = ", as a graph" if rung.facts.get("graph") else ""
-        sys.stdout.write(f"\n  {family}: {rung.name}{graph}")
+        has_graph = ", also as a graph" if graph is not rung else ""
+        sys.stdout.write(f"\n  {family}: {rung.name}{has_graph}")
     assert rung.packs is (family not in NEVER_PACKED)
+    assert (graph is not rung) is (family not in NO_GRAPH)
     for seed in (1, 2):  # texts that it was not chosen on
         others = probes(seed)
         for batch in (others, others[:1], others[2:5], list(reversed(others))):
             expected = ladder.answers(ladder.untouched(model), batch)
-            assert torch.allclose(ladder.answers(rung.forward, batch), expected, atol=1e-5)
+            for way in (rung, graph):
+                assert torch.allclose(ladder.answers(way.forward, batch), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra", "mpnet"])
@@ -147,10 +154,11 @@ def test_graph_of_one_shape_only_is_refused() -> None:
     assert ladder.as_graph(rung, probes()) is rung
 
 
-def test_packed_weights_pass_the_same_verification() -> None:
+def test_packed_weights_pass_the_same_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_gains", lambda _layer: True)
     model = tiny_model("bert", hidden_size=256, intermediate_size=512, num_attention_heads=4)
     reference = ladder.answers(ladder.untouched(model), probes())
-    linear.lay_out(model)
+    assert linear.lay_out(model)
     assert ladder.climb(model, probes(), reference).packs
 
 

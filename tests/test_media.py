@@ -6,6 +6,7 @@ import base64
 import json
 import struct
 import subprocess
+import threading
 import zlib
 from collections.abc import Iterator
 from io import BytesIO
@@ -221,12 +222,20 @@ def test_long_text_is_not_spoken() -> None:
 
 
 @pytest.mark.anyio
-async def test_large_bodies_are_looked_through_aside() -> None:
-    data = wav(1, 5)
+async def test_large_bodies_are_looked_through_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside_the_loop: list[bool] = []
+
+    def watched(*given: Any) -> Call:
+        beside_the_loop.append(threading.current_thread() is not threading.main_thread())
+        return parse(*given)
+
+    monkeypatch.setattr("api.huggingface.parse", watched)
     task = FORMATS[SPEECH]
-    assert await read(data, "", 4, task) == Call([data], {}, is_list=False)
+    for data in (wav(1, 5), WAV):
+        assert await read(data, "", 4, task) == Call([data], {}, is_list=False)
     with pytest.raises(Rejected):
         await read(b"x" * 100_000, "", 4, task)
+    assert beside_the_loop == [True, False, True]
 
 
 @pytest.mark.anyio
@@ -341,4 +350,5 @@ def test_document_question_answering_by_the_hub_client(running: Server) -> None:
     boxes: Any = [["total", [0, 0, 90, 90]], ["7", [100, 0, 190, 90]]]
     client = InferenceClient(model=running.url)
     answers = client.document_question_answering(PNG, "total?", word_boxes=boxes, top_k=2)
+    assert answers
     assert {each.answer for each in answers} <= {"total", "7", "total 7"}

@@ -69,17 +69,21 @@ def test_padding_is_the_share_of_what_was_computed_for_nothing() -> None:
 
 
 def test_every_outcome_is_counted_once(tmp_path: Path) -> None:
-    with server(SLOW, tmp_path, batch_s=0.3, max_queue_size=2, max_batch_size=1) as running:
+    opened = tmp_path / "open"
+    opened.touch()
+    one = {"max_queue_size": 2, "max_batch_size": 1}
+    with server(SLOW, tmp_path, batch_s=0, open=opened, **one) as running:
         early = running.post("early").status_code
         running.wait_until_ready()
         assert running.post("invalid").status_code == 422
+        opened.unlink()
         assert running.get("/livez").status_code == 200
         assert running.client.put(running.url).status_code == 405
         with ThreadPoolExecutor(8) as pool:
             slow = [pool.submit(running.post, "slow")]
             running.wait_until((0, 1))
             late = pool.submit(
-                running.client.post, running.url, content=b"x", headers={"x-request-timeout": "0.1"}
+                running.client.post, running.url, content=b"x", headers={"x-request-timeout": "2"}
             )
             running.wait_until((1, 2))
             connection = running.connect()
@@ -88,6 +92,7 @@ def test_every_outcome_is_counted_once(tmp_path: Path) -> None:
             assert running.post("refused").status_code == 503
             connection.close()
             assert late.result().status_code == 504
+            opened.touch()
             assert slow[0].result().status_code == 200
         running.wait_until((0, 0))
         found = scraped(running)
@@ -128,19 +133,12 @@ def test_loading_is_told(tmp_path: Path) -> None:
 
 
 def test_bytes_of_a_real_server_pass_prometheus_own_check(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("no promtool here")
     with serving(model_id=saved_causal(tmp_path)) as running:
         body = {"prompt": "Hello", "max_tokens": 5, "stream": True}
         assert running.client.post(running.url + "/v1/completions", json=body).status_code == 200
         assert running.post("").status_code == 400
         answer = running.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
-    done = subprocess.run(
-        [promtool, "check", "metrics"], input=answer.content, capture_output=True, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     found = samples(answer.text)
     assert found["prompt_tokens_total"] == 5
     assert found["generated_tokens_total"] == 5
@@ -148,6 +146,10 @@ def test_bytes_of_a_real_server_pass_prometheus_own_check(tmp_path: Path) -> Non
     assert found["time_per_output_token_seconds_count"] == 1
     assert (found["running"], found["cache_tokens"], found["cache_used_tokens"]) == (0, 16384, 0)
     assert ended(found) == {"{code=200,outcome=ok}": 1, "{code=400,outcome=invalid}": 1}
+    if promtool := shutil.which("promtool"):
+        check = [promtool, "check", "metrics"]
+        done = subprocess.run(check, input=answer.content, capture_output=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_log_line_has_the_facts_of_an_answer(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import socket
 import socketserver
 import struct
@@ -21,10 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
-import protocol
 from config import Settings
-from tests.nginx import CONFIGURATION, Nginx, needs_nginx, nginx
-from tests.processes import ROOT, Process, server
+from tests.nginx import Nginx, needs_nginx, nginx
+from tests.processes import Process, server
 from tests.servers import Server, free_port
 from tests.test_metrics import scraped
 from tests.threads import serving
@@ -398,20 +396,3 @@ def test_hang_up_passes_to_the_server(causal: tuple[Server, Nginx]) -> None:
     running.wait_until((0, 0))
     assert running.get("/info").json()["generation"]["running"] == 0
     assert scraped(running)[cancelled] == before + 1
-
-
-def seconds(name: str) -> list[float]:
-    units = {"s": 1.0, "ms": 0.001}
-    found = re.findall(rf"^\s*{name} (\d+)(m?s);", CONFIGURATION.read_text(), re.MULTILINE)
-    return [int(number) * units[unit] for number, unit in found]
-
-
-def test_times_agree_with_those_of_the_servers() -> None:
-    settings = Settings.model_construct()
-    assert min(seconds("proxy_read_timeout")) > settings.request_timeout_s
-    assert max(seconds("keepalive_timeout")) < protocol.LAST_CALL_S
-    unit = (ROOT / "deploy" / "onequeue@.service").read_text()
-    stop = re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
-    assert stop
-    assert int(stop[1]) > settings.drain_timeout_s
-    assert f"KillSignal={signal.SIGTERM.name}" in unit

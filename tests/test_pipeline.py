@@ -50,7 +50,7 @@ def untouched() -> Any:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_alone_is_as_in_a_batch(model: Model, untouched: Any, text: str) -> None:
+def test_answer_is_that_of_the_untouched_pipeline(model: Model, untouched: Any, text: str) -> None:
     (answer,) = answers(model, (text, {}))
     assert_same(answer, untouched(text))
 
@@ -267,7 +267,7 @@ def test_int8_is_for_the_cpu() -> None:
 def test_large_top_k_is_answered_in_chunks(
     model: Model, untouched: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fill_mask, "CHUNK_ELEMENTS", 8000 * 2)
+    monkeypatch.setattr(fill_mask, "CHUNK_ELEMENTS", 8000)  # of one mask
     wishes: list[tuple[str, dict[str, Any]]] = [(TEXTS[3], {"top_k": 200}), (TEXTS[0], {})]
     for answer, (text, parameters) in zip(answers(model, *wishes), wishes, strict=True):
         assert_same(answer, untouched(text, **parameters))

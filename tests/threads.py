@@ -6,9 +6,9 @@ For tests of what is answered. Signals, exit codes and logs need a process (`tes
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import uvicorn
 
@@ -16,16 +16,7 @@ from config import Settings
 from model import Generator, Model
 from server import create_app, load_pipeline
 from tests.models import BUNDLED
-from tests.servers import Server, free_port
-
-
-@dataclass
-class Thread(Server):
-    thread: threading.Thread = field(kw_only=True)
-
-    def running(self) -> bool:
-        return self.thread.is_alive()
-
+from tests.servers import Server
 
 Load = Callable[[Settings], Model | Generator]
 
@@ -51,18 +42,20 @@ def serving(
         ready: Wait until it is.
         settings: Of the server.
     """
-    port = free_port()
     given = {"model_id": BUNDLED, "device": "cpu", **settings}
     app = create_app(Settings.model_validate(given), load)
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
-    running = Thread(port, thread=threading.Thread(target=server.run))
-    running.thread.start()
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    running = Server(server.servers[0].sockets[0].getsockname()[1])
     try:
-        running.wait_until_open()
         if ready:
             running.wait_until_ready()
         yield running
     finally:
         running.leave()
         server.should_exit = True
-        running.thread.join()
+        thread.join()

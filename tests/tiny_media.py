@@ -288,28 +288,6 @@ def keypoint_matching(folder: Path) -> None:
     save(folder, tf.SuperGlueForKeypointMatching(config), processor)
 
 
-def mask_generation(folder: Path) -> None:
-    vision = {
-        **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 16},
-        **{"image_size": 64, "patch_size": 16, "output_channels": 16, "window_size": 2},
-        **{"global_attn_indexes": [0], "num_pos_feats": 8},
-    }
-    config = tf.SamConfig(
-        vision_config=vision,
-        prompt_encoder_config={
-            **{"hidden_size": 16, "image_size": 64, "patch_size": 16, "mask_input_channels": 4}
-        },
-        mask_decoder_config={
-            **{"hidden_size": 16, "mlp_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
-            **{"iou_head_hidden_dim": 16},
-        },
-    )
-    processor = tf.SamImageProcessor(
-        size={"longest_edge": 64}, pad_size={"height": 64, "width": 64}
-    )
-    save(folder, tf.SamModel(config), processor)
-
-
 def save(folder: Path, model: Any, *parts: Any) -> None:
     """Save a model whose weights are far enough from zero that inputs differ."""
     generator = torch.Generator().manual_seed(3)
