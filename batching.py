@@ -102,6 +102,7 @@ class Batcher:
         self._metrics = queue.metrics
         self._call = call
         self._count = 0
+        self._too_large = 0  # inputs that no memory was enough for, alone
         self._last = Batch(clients=0, taken_s=0.0, ended_at=0.0)
 
     async def run(self, model: Model) -> Switch:
@@ -189,13 +190,14 @@ class Batcher:
             await self._call(model.memory.release, outcome)
         if len(live) > 1:
             self._metrics.batch_retries.inc()
-            middle = len(live) // 2
+            too_large, middle = self._too_large, len(live) // 2
             halves = live[:middle], live[middle:]
             passed = [entry for half in halves for entry in await self.stage(model, function, half)]
-            if short and len(passed) == len(live):  # together they were too large, and none alone
+            if short and self._too_large == too_large:  # together they were, and none alone
                 self.limit.shrink(len(live))
                 logger.warning("out of memory: batches have at most %d inputs", self.limit.size)
             return passed
+        self._too_large += short
         reason = "the model ran out of memory" if short else "the model failed"
         logger.error("request %s: %s", live[0].request.id, reason, exc_info=outcome)
         live[0].refuse(ModelFailed(f"{reason} on this input"))

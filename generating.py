@@ -152,7 +152,12 @@ class Generation:
             logger.error("the model broke; it starts anew")
             if not self.switch.done():  # else another model takes what comes
                 self._queue.suspend()
-            await self._restart()
+            try:
+                await self._restart()
+            except RuntimeError:
+                if not self.switch.done():
+                    raise
+                logger.exception("the model before stays broken: who waits for it is refused")
             self._broken.clear()
             self._whole.set()
             if not self.switch.done():

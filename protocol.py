@@ -60,6 +60,7 @@ class BoundedHeads(HttpToolsProtocol):
 
     def on_chunk_header(self) -> None:
         """Expect a chunk or, behind the last one, trailers: these are bounded as a head is."""
+        self._stop_waiting()
         self._in_head = True
         self._bytes = 1 - self._segment  # which holds the body before, too
 
@@ -93,14 +94,22 @@ class BoundedHeads(HttpToolsProtocol):
             self._timer = None
 
     def _give_up(self) -> None:
-        """Close the connection; without a word if nobody has begun a request that it answers."""
-        if self._bytes:
+        """Close the connection; without a word if nobody has begun a request that it answers.
+
+        While a request is answered, its deadline holds.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._wait()
+        elif self._bytes:
             self._refuse(408, f"the head of the request did not come within {HEAD_S:g} s")
         else:
             self.transport.close()
 
     def _refuse(self, status: int, text: str) -> None:
         if self.transport.is_closing():
+            return
+        if self.cycle is not None and self.cycle.response_started > self.cycle.response_complete:
+            self.transport.close()  # in the middle of an answer it would be read as a part of it
             return
         body = json.dumps({"error": text, "error_type": "validation"}).encode()
         head = f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\n"

@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from errors import Empty, Rejected
 
+WORD = 200  # characters
 LABELS = 100  # candidates of one request, each a pass over the text
 ONE, MANY, PAIR = "<one>", "<many>", "<pair>"
 
@@ -41,7 +42,7 @@ class Strict(BaseModel):
 Text = Annotated[str, Tag(ONE)]
 Texts = Annotated[list[str], Field(fail_fast=True), Tag(MANY)]
 OneOrMany = Annotated[Text | Texts, Discriminator(branch)]
-Word = Annotated[str, Field(max_length=200)]
+Word = Annotated[str, Field(max_length=WORD)]
 Labels = Annotated[
     Annotated[str, Field(min_length=1, max_length=20_000), Tag(ONE)]
     | Annotated[list[Word], Field(min_length=1, max_length=LABELS, fail_fast=True), Tag(MANY)],
@@ -50,12 +51,12 @@ Labels = Annotated[
 
 
 def label_list(value: str | list[str]) -> list[str]:
-    """Return candidate labels as a list."""
-    parts = value.split(",") if isinstance(value, str) else value
-    found = [part.strip() for part in parts if part.strip()]
-    if not 1 <= len(found) <= LABELS:
-        raise PydanticCustomError("labels", f"send 1 to {LABELS} labels")
-    return found
+    """Return candidate labels as a list: as it was sent, or the parts of a string."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not 1 <= len(value) <= LABELS or any(len(each) > WORD for each in value):
+        raise PydanticCustomError("labels", f"send 1 to {LABELS} labels of at most {WORD} letters")
+    return value
 
 
 LabelList = Annotated[Labels, AfterValidator(label_list)]

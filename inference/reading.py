@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from transformers import PreTrainedTokenizerFast
 from transformers.pipelines.base import Pipeline
 
 import media
@@ -19,6 +20,9 @@ Reader: TypeAlias = Callable[[Pipeline, Any, Parameters], Any]
 WHOLE_S = 60  # longer speech is read in pieces, for attention grows with the square of it
 PIECE_S = 30
 FRAMES = 16
+PIECES = 64  # of a document
+SPECIAL_TOKENS = 4
+USUAL_OVERLAP = 256  # of the pipeline, or half a piece
 
 
 def read(pipeline: Pipeline, value: Any, parameters: Mapping[str, Any]) -> Example:
@@ -82,12 +86,40 @@ def _pair(_pipeline: Pipeline, value: Mapping[str, Any], _parameters: Parameters
 
 
 def _document(pipeline: Pipeline, value: Mapping[str, Any], parameters: Parameters) -> Any:
-    width = min(parameters.get("max_seq_len", sys.maxsize), pipeline.tokenizer.model_max_length)
-    if 2 * parameters.get("doc_stride", 0) > width:
-        raise Rejected("parameters.doc_stride: pieces may overlap by half, not by more")
     boxes = parameters.pop("word_boxes", value.get("word_boxes"))
+    if isinstance(pipeline.tokenizer, PreTrainedTokenizerFast):  # else a model sees it as a whole
+        _bound_pieces(pipeline.tokenizer, value["question"], boxes or (), parameters)
     document = {"image": media.image(value["image"]), "question": value["question"]}
     return document if boxes is None else {**document, "word_boxes": boxes}
+
+
+def _bound_pieces(
+    tokenizer: PreTrainedTokenizerFast,
+    question: str,
+    boxes: Sequence[tuple[str, Any]],
+    parameters: Parameters,
+) -> None:
+    """Bound the passes over a long document, which is read in pieces that overlap.
+
+    Raises:
+        Rejected: There would be very many.
+    """
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    asked, read = (
+        sum(len(each.ids) for each in backend.encode_batch(texts, add_special_tokens=False))
+        for texts in ([question], [word for word, _box in boxes])
+    )
+    width = min(parameters.get("max_seq_len", sys.maxsize), tokenizer.model_max_length)
+    room = width - asked - SPECIAL_TOKENS
+    if room < 2:
+        raise Rejected("the question leaves no room for the document")
+    usual = min(width // 2, USUAL_OVERLAP, room * 3 // 4)
+    overlap = parameters.setdefault("doc_stride", usual)
+    if 4 * overlap > 3 * room:
+        raise Rejected("parameters.doc_stride: at most three quarters of what a piece holds")
+    if read > PIECES * (room - overlap):
+        raise Rejected(f"word_boxes: {read} tokens, and {PIECES * (room - overlap)} fit")
 
 
 def _table(_pipeline: Pipeline, value: Mapping[str, Any], _parameters: Parameters) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,7 +118,8 @@ class FakeGenerator:
         self, prompt: Any, deliver: Callable[[Any], None], pieces: bool
     ) -> Callable[[], None]:
         if self.broken:
-            raise RuntimeError("broken")
+            asyncio.get_running_loop().call_soon(deliver, ModelFailed("broken"))
+            return lambda: None
         key = str(prompt)
         self.running[key] = deliver
 

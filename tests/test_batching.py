@@ -432,6 +432,20 @@ async def test_batch_that_is_too_large_for_the_memory_is_halved_and_the_next_are
     assert list(map(type, model.memory.released)) == [MemoryError] * 3
 
 
+async def test_batch_with_an_invalid_input_teaches_its_size_too() -> None:
+    def hook(texts: list[str]) -> None:
+        if len(texts) > 2:
+            raise MemoryError
+
+    model = FakeModel(hook)
+    async with serving(model, batch_wait_ms=50, max_batch_size=8) as (queue, _):
+        texts = ["a", "b", "c", "d", "invalid", "e", "f", "g"]
+        await outputs([asyncio.create_task(queue.submit(request(text))) for text in texts])
+        model.batches.clear()
+        await outputs([asyncio.create_task(queue.submit(request(text))) for text in "hijk"])
+    assert [len(batch) for batch in model.batches] == [2, 2]
+
+
 async def test_input_that_is_too_large_for_the_memory_fails_alone() -> None:
     async with serving(FakeModel(raise_on("huge", MemoryError))) as (queue, _):
         with pytest.raises(ModelFailed, match=r"^the model ran out of memory on this input$"):

@@ -76,8 +76,7 @@ def test_slow_trailers_are_told_so(running: Server) -> None:
     connection = running.connect()
     head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     connection.sendall(head + b"1\r\na\r\n0\r\nx: ")
-    assert answer_on(connection)[0] in (408, 504)  # the deadline is as short here
-    assert connection.recv(1) == b""
+    assert answer_on(connection)[0] == 504
 
 
 def test_chunks_that_are_cut_anywhere_are_a_body(running: Server) -> None:

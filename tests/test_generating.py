@@ -161,6 +161,34 @@ async def test_a_switch_while_the_model_is_rebuilt_leaves_nobody_refused() -> No
         assert queue.state is State.READY
 
 
+async def test_a_model_that_stays_broken_takes_the_next_one_not_along() -> None:
+    tried = threading.Event()
+
+    def fail() -> None:
+        tried.wait(5)
+        raise RuntimeError("no memory")
+
+    model, other = FakeGenerator(fail), FakeGenerator()
+    async with serving(model, max_batch_size=1) as (queue, _):
+        first = await submit(queue, model, request("a"))
+        second = asyncio.create_task(queue.submit(request("b")))
+        await asyncio.sleep(0.01)
+        model.broken = True
+        model.fail("a")
+        await until(lambda: queue.state is State.RECOVERING)
+        switch = Switch(other)
+        queue.switch(switch)
+        await switch.taken.wait()
+        tried.set()
+        for task in (first, second):
+            with pytest.raises(Interrupted):
+                await task
+        third = await submit(queue, other, request("c"))
+        other.end("c", "C")
+        await third
+        await switch.done.wait()
+
+
 async def test_a_hang_up_stops_the_generation_and_frees_the_place() -> None:
     model = FakeGenerator()
     async with serving(model, max_batch_size=1) as (queue, _):

@@ -152,8 +152,15 @@ def test_a_document_is_answered_as_by_the_untouched_pipeline(models: Models) -> 
         ({**value, "word_boxes": None}, {"top_k": 2, "word_boxes": boxes}),
     ):
         assert_same(answers(models[task], (one, parameters))[0], plain(expected))
-    (refusal,) = answers(models[task], (value, {"max_seq_len": 20, "doc_stride": 11}))
-    assert "overlap by half" in str(refusal)
+    many = [("word", (1, 1, 9, 9))] * 10_000
+    for one, parameters, reason in (
+        (value, {"max_seq_len": 20, "doc_stride": 15}, "three quarters"),
+        ({**value, "question": "a " * 600}, {}, "no room"),
+        ({**value, "word_boxes": many}, {"max_seq_len": 20}, "tokens, and"),
+    ):
+        (refusal,) = answers(models[task], (one, parameters))
+        assert isinstance(refusal, Rejected)
+        assert reason in str(refusal)
     (refusal,) = answers(models[task], ({**value, "word_boxes": None}, {}))
     assert isinstance(refusal, Rejected)
     assert "word_boxes" in str(refusal)
