@@ -65,6 +65,16 @@ MUTANTS = (
     ("inference/linear.py", "linear", "rows.abs().amax(1, keepdim=True)", "rows.abs().amax()"),
     ("inference/pipeline.py", "pipeline", "isinstance(output, ModelFailed) else", "False else"),
     ("media.py", "media", "if width * height > MAX_PIXELS:", "if False:"),
+    ("batching.py", "batching", "and self._too_large == too_large:", "and True:"),
+    ("generating.py", "generating", "self._queue.start_admitting()  # the", "pass  # the"),
+    ("generating.py", "generating", "                    raise\n", "                    pass\n"),
+    ("reloading.py", "reloading", "if model_id or revision:", "if model_id:"),
+    ("telemetry.py", "telemetry", "suppress(OSError, ValueError)", "suppress(ValueError)"),
+    ("telemetry.py", "server", 'path.startswith(f"{root}/") else', "False else"),
+    ("protocol.py", "connections", "and not self.cycle.response_complete:", "and False:"),
+    ("api/formats.py", "huggingface", "len(each) > WORD for each in", "False for each in"),
+    ("api/events.py", "events", 'if "error" in state:', "if False:"),
+    ("inference/reading.py", "whole", "if read > PIECES", "if False and read > PIECES"),
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ BEGINNINGS = [
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
-    with server("tests.apps:hurried", folder, batch_s=0, request_timeout_s=1) as running:
+    with server("tests.apps:hurried", folder, batch_s=0, request_timeout_s=2) as running:
         running.wait_until_ready()
         yield running
 
@@ -77,6 +77,15 @@ def test_slow_trailers_are_told_so(running: Server) -> None:
     head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     connection.sendall(head + b"1\r\na\r\n0\r\nx: ")
     assert answer_on(connection)[0] == 504
+
+
+def test_a_chunk_may_wait_for_longer_than_a_head(running: Server) -> None:
+    connection = running.connect()
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    connection.sendall(head + b"1\r\n")
+    time.sleep(1.2)
+    connection.sendall(b"a\r\n0\r\n\r\n")
+    assert answer_on(connection) == (200, "A")
 
 
 def test_chunks_that_are_cut_anywhere_are_a_body(running: Server) -> None:
