@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 LOGGER = "ContinuousBatchingLogger"
 PAGE_TOKENS = 32
+POLL_S = 0.005
 STOP_S = 5.0
 TRIAL_STEP_TOKENS = 48  # so that a long prompt takes several steps
 
@@ -154,6 +156,10 @@ class Engine:
         manager.output_router = self._router
         with torch.inference_mode():  # the thread inherits it
             manager.start()
+        while manager.batch_processor is None:  # the thread allocates the cache first
+            if not manager.is_running():
+                raise RuntimeError("the engine does not start: is there memory for CACHE_TOKENS?")
+            time.sleep(POLL_S)
         return manager
 
 
