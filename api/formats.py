@@ -54,8 +54,10 @@ def label_list(value: str | list[str]) -> list[str]:
     """Return candidate labels as a list: as it was sent, or the parts of a string."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
-    if not 1 <= len(value) <= LABELS or any(len(each) > WORD for each in value):
-        raise PydanticCustomError("labels", f"send 1 to {LABELS} labels of at most {WORD} letters")
+    if not 1 <= len(value) <= LABELS or not all(each.strip() for each in value):
+        raise PydanticCustomError("labels", f"send 1 to {LABELS} labels, none of them blank")
+    if any(len(each) > WORD for each in value):
+        raise PydanticCustomError("labels", f"a label has at most {WORD} characters")
     return value
 
 

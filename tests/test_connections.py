@@ -41,6 +41,14 @@ def answer_on(connection: socket.socket) -> tuple[int, Any]:
     return response.status, json.loads(response.read())
 
 
+def chunked(running: Server, begun: bytes = b"") -> socket.socket:
+    """Begin a request whose body comes in chunks."""
+    connection = running.connect()
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    connection.sendall(head + begun)
+    return connection
+
+
 def test_half_open_clients_stop_nobody_and_are_closed(running: Server) -> None:
     half_open = [running.connect() for _ in range(HALF_OPEN)]
     for number, connection in enumerate(half_open):
@@ -64,25 +72,19 @@ def test_head_without_end_is_refused(running: Server) -> None:
 
 
 def test_trailers_without_end_are_refused(running: Server) -> None:
-    connection = running.connect()
-    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-    connection.sendall(head + b"1\r\na\r\n0\r\n")
+    connection = chunked(running, b"1\r\na\r\n0\r\n")
     with pytest.raises((ConnectionResetError, BrokenPipeError)):
         connection.sendall(b"x: a\r\n" * 10_000_000)
     assert running.post("others").status_code == 200
 
 
 def test_slow_trailers_are_told_so(running: Server) -> None:
-    connection = running.connect()
-    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-    connection.sendall(head + b"1\r\na\r\n0\r\nx: ")
+    connection = chunked(running, b"1\r\na\r\n0\r\nx: ")
     assert answer_on(connection)[0] == 504
 
 
 def test_a_chunk_may_wait_for_longer_than_a_head(running: Server) -> None:
-    connection = running.connect()
-    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-    connection.sendall(head + b"1\r\n")
+    connection = chunked(running, b"1\r\n")
     time.sleep(1.2)
     connection.sendall(b"a\r\n0\r\n\r\n")
     assert answer_on(connection) == (200, "A")
@@ -93,9 +95,8 @@ def test_chunks_that_are_cut_anywhere_are_a_body(running: Server) -> None:
     size = b"%x\r\n" % 100_000
     parts = [text[:100_000], text[100_000:200_000], text[200_000:]]
     chunks = [size + parts[0] + b"\r\n" + size, parts[1] + b"\r\n", b"%x\r\n" % len(parts[2])]
-    connection = running.connect()
-    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-    for piece in (head, *chunks, parts[2] + b"\r\n0\r\n", b"x: a\r\n", b"\r\n"):
+    connection = chunked(running)
+    for piece in (*chunks, parts[2] + b"\r\n0\r\n", b"x: a\r\n", b"\r\n"):
         connection.sendall(piece)
         time.sleep(0.05)
     assert answer_on(connection) == (200, text.decode().upper())

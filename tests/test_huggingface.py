@@ -194,7 +194,9 @@ def test_texts_are_compared_by_one_vector_each() -> None:
         parse_json(body, "feature-extraction")
 
 
-@pytest.mark.parametrize("labels", [",".join("a" * 101), " , ", ["a"] * 101, "b, " + "a" * 201])
+@pytest.mark.parametrize(
+    "labels", [",".join("a" * 101), " , ", ["a"] * 101, [" "], ["a", ""], "b, " + "a" * 201]
+)
 def test_labels_are_bounded_however_they_are_sent(labels: Any) -> None:
     body = {"inputs": "a", "parameters": {"candidate_labels": labels}}
     with pytest.raises(Rejected, match=r"^parameters\.candidate_labels: "):
